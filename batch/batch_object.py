@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -112,7 +113,8 @@ class TidemillObject(BaseModel):
     `reused_rows` are completed rows that an earlier batch computed: `usage` excludes their
     tokens. `truncated_rows` are completed rows whose answer reached its token limit.
     `table_url` is the URL of the output table if the input is a table, and `table_file_id`
-    its file ID. `unknown_parameters` lists the most frequent ones, which are ignored.
+    its file ID. `questions` are the distributions of the answers in it.
+    `unknown_parameters` lists the most frequent ones, which are ignored.
     `cost` is in the currency of the deployment's price per GPU-hour, and null without a price.
     Estimates cover the whole batch; they are null while unknown and after the end.
     `has_worker` says whether a worker is running lines of the batch. An erasure starts at
@@ -130,6 +132,7 @@ class TidemillObject(BaseModel):
     unknown_parameters: list[UnknownParameterObject]
     table_file_id: str | None
     table_url: str | None
+    questions: list[dict[str, Any]]
     eta_at: int | None
     gpu_seconds: float
     cost: float | None
@@ -282,6 +285,7 @@ def _tidemill_object(
         unknown_parameters=[_unknown(each) for each in batch.unknown_parameters[:max_errors]],
         table_file_id=batch.table_file_id,
         table_url=_table_url(batch),
+        questions=[] if batch.questions is None else json.loads(batch.questions),
         eta_at=eta_of(batch, done, now),
         gpu_seconds=round(done.gpu_seconds, 3),
         cost=cost_of(done.gpu_seconds, price_per_gpu_hour),

@@ -192,7 +192,8 @@ class Batch:
     and `failures` counts its failed runs. `source` is the JSONL that shards are ranges of: the
     input, or the converted input, whose source is then `original`. `predecessor` is the batch of
     the same name that this one replaced; its output is published first. `table_tries` counts the
-    runs that have started to write its table. Deliveries to URLs are `delivered` or `failed`, after
+    runs that have started to write its table, and `questions` are the distributions of the answers
+    in it, as JSON. Deliveries to URLs are `delivered` or `failed`, after
     a number of tries. `queued_lines` count against the tenant's limit until the end. The end is
     reported to a webhook at `webhook_host`, whose next try is due at `webhook_due`. `turn` is the
     Lambda run that owns the batch, and `turn_until` when the newest one ended or must end;
@@ -240,6 +241,7 @@ class Batch:
     error_file_id: str | None = None
     table_file_id: str | None = None
     table_tries: int = 0
+    questions: str | None = None
     output_delivery: str | None = None
     error_delivery: str | None = None
     output_tries: int = 0

@@ -13,36 +13,63 @@ from .urls import is_inline
 
 _PART_SUFFIX: Final = "_url"
 _INPUT_PREFIX: Final = "input_"
+_IMAGE_URL: Final = "image_url"
 
 
 def fetched_urls(body: Mapping[str, Any]) -> dict[str, str]:
     """Return the URLs of a body, valid or not, by their path; data URLs are left out.
 
-    They are the audio file (`file_url`) and the media of message parts: `image_url` and all other
-    types of the same form, as an object or as the URL itself.
+    They are the audio file (`file_url`), the media of message parts (`image_url` and all other
+    types of the same form, as an object or as the URL itself), and the images of a decision.
     """
     return {place: url for place, url in _media_urls(body) if not is_inline(url)}
 
 
+def has_decision_images(body: Mapping[str, Any]) -> bool:
+    """Say whether a decision's body, valid or not, has an image."""
+    return any(True for _ in _decision_urls(body))
+
+
 def _media_urls(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    recording, messages = body.get(FILE_URL), body.get("messages")
+    recording = body.get(FILE_URL)
     if isinstance(recording, str):
         yield FILE_URL, recording
-    for i, message in enumerate(messages if isinstance(messages, list) else ()):
-        content = message.get("content") if isinstance(message, dict) else None
-        for j, part in enumerate(content if isinstance(content, list) else ()):
-            url = _url_of(part)
-            if url is not None:
-                yield f"messages.{i}.content.{j}", url
+    yield from _item_urls(body, "messages", ("content",))
+    if "questions" in body:
+        yield from _decision_urls(body)
+
+
+def _decision_urls(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the URLs of System One's `images`, and of the input and questions of a decision."""
+    images = body.get("images")
+    for i, image in enumerate(images if isinstance(images, list) else ()):
+        if isinstance(image, str):
+            yield f"images.{i}", image
+    yield from _item_urls(body, "input", ("content", "output"))
+    yield from _item_urls(body, "questions", ("instructions",))
+
+
+def _item_urls(
+    body: Mapping[str, Any], field: str, contents: tuple[str, ...]
+) -> Iterator[tuple[str, str]]:
+    """Yield the URLs of the parts of a list's items, which have their parts in `contents`."""
+    items = body.get(field)
+    for i, item in enumerate(items if isinstance(items, list) else ()):
+        for name in contents if isinstance(item, dict) else ():
+            content = item.get(name)
+            for j, part in enumerate(content if isinstance(content, list) else ()):
+                url = _url_of(part)
+                if url is not None:
+                    yield f"{field}.{i}.{name}.{j}", url
 
 
 def _url_of(part: object) -> str | None:
-    """Return the URL of a message part: its field with the name of its type."""
+    """Return the URL of a part: its field with the name of its type, or an image's URL."""
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str):
         return None
     if not kind.endswith(_PART_SUFFIX) and not kind.startswith(_INPUT_PREFIX):
         return None
-    medium = part.get(kind)
+    medium = part.get(kind, part.get(_IMAGE_URL))
     url = medium.get("url") if isinstance(medium, dict) else medium
     return url if isinstance(url, str) else None

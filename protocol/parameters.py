@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 WITHOUT_EFFECT = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prediction"),
-    *("prompt_cache_key", "prompt_cache_retention", "priority", "request_id", "rid"),
+    *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+    *("priority", "request_id", "rid"),
     *("guided_decoding_backend", "stream", "stream_options"),
 )
 """Other servers' parameters that change no row, in addition to the fields of requests."""

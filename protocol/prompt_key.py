@@ -13,15 +13,23 @@ from pydantic_core import to_json
 from .requests import PROMPT_FIELDS
 
 PROMPTS = (*PROMPT_FIELDS, "file")
+_QUESTIONS = "questions"
 
 
 def prompt_key(body: Mapping[str, Any]) -> bytes:
     """Return JSON of everything that a body's prompt is rendered from, in rendering order."""
     names = [name for name in PROMPTS if name in body]
+    if _is_decision(body):
+        place = 0 if body.get("question_layout") == "questions_first" else len(names)
+        names.insert(place, _QUESTIONS)
     # Fields that are rendered before the conversation come before it.
     return to_json([body.get("model"), body.get("tools"), *(body[name] for name in names)])
 
 
 def is_determined(body: Mapping[str, Any]) -> bool:
-    """Say whether a body's generated text is deterministic: greedy, or with a seed."""
-    return body.get("temperature") == 0 or body.get("seed") is not None
+    """Say whether a body's result is deterministic: greedy, with a seed, or a decision's."""
+    return body.get("temperature") == 0 or body.get("seed") is not None or _is_decision(body)
+
+
+def _is_decision(body: Mapping[str, Any]) -> bool:
+    return _QUESTIONS in body and ("input" in body or "state" in body)

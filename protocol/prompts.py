@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from .chat import ChatCompletionRequest
+from .decisions.questions import MAX_ORDERS
 from .fields import MAX_CHOICES, Count, Text, encodable, fault
 
 MAX_PROMPTS = 2_048
@@ -90,6 +91,10 @@ def num_sequences(body: Mapping[str, Any]) -> int:
         value = body.get(name)
         if isinstance(value, list) and value and not isinstance(value[0], int):
             count = max(count, len(value))
+    questions, orders = body.get("questions"), body.get("debias")
+    if isinstance(questions, (list, dict)):
+        num_orders = orders if isinstance(orders, int) and 0 < orders <= MAX_ORDERS else 1
+        count = max(count, len(questions) * num_orders)
     num_choices = body.get("n")
     if isinstance(num_choices, int) and 0 < num_choices <= MAX_CHOICES:
         return count * num_choices

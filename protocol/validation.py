@@ -74,6 +74,12 @@ def _predicate(fault: Mapping[str, Any]) -> str:
     match fault["type"]:
         case "missing":
             return "is required"
+        case "extra_forbidden":
+            return "is an unknown parameter"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return "must be an object"
+        case "list_type":
+            return "must be a list"
         case "too_short" | "string_too_short":
             return "must not be empty"
         case "too_long" | "string_too_long":

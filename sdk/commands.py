@@ -25,6 +25,7 @@ from .public import public
 
 _ENDED: Final = (0, ROWS_FAILED, OVER_LIMIT)
 _BATCH_ENDS: Final = ("completed", "failed", "expired", "cancelled")
+_JOINED: Final = ("keep", "labels")
 _STOP_SECONDS = 30.0
 _MAX_WORDS = 20
 
@@ -116,9 +117,12 @@ def _flags_of(flags: Mapping[str, Any]) -> list[str]:
         if value is True:
             typed.append(flag)
         elif isinstance(value, (list, tuple)):
-            typed += (
-                [flag, ",".join(map(str, value))] if name == "keep" else [flag, *map(str, value)]
-            )
+            if name in _JOINED:
+                typed.append(f"{flag}={','.join(map(str, value))}")
+            elif name == "ask":
+                typed += [f"{flag}={each}" for each in value]
+            else:
+                typed += [flag, *map(str, value)]
         elif value is not None and value is not False:
             typed.append(f"{flag}={value}")
     return typed

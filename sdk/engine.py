@@ -13,6 +13,7 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
+    Sequence,
     Sized,
 )
 from concurrent.futures import Future
@@ -50,12 +51,20 @@ if TYPE_CHECKING:
 
 CHAT: Final = "/v1/chat/completions"
 EMBEDDINGS: Final = "/v1/embeddings"
+_DECISIONS: Final = "/v1/decisions"
 _TEXTS_PER_REQUEST = 64
 _END: Final = object()
 """Marks the end of an async iterable, which may yield any malformed request."""
 
 Request = Mapping[str, Any] | tuple[str, Mapping[str, Any]]
 """A request body, or a pair of URL and body."""
+
+
+DecisionInput = str | Sequence[Mapping[str, Any]]
+"""The input of a decision: text, or messages, tool calls and their outputs."""
+
+Question = str | Mapping[str, Any]
+"""A question of a decision; a string is a yes/no question."""
 
 
 @public
@@ -153,6 +162,37 @@ class Engine:
                 vectors += [np.frombuffer(b64decode(one["embedding"]), "<f4") for one in data]
                 shown.add(len(data))
         return np.stack(vectors) if vectors else np.zeros((0, 0), np.float32)
+
+    def decide(
+        self, input: DecisionInput, questions: Sequence[Question], **params: Any
+    ) -> list[dict[str, Any]]:
+        """Return the answers to questions about one input, in the order of the questions.
+
+        `input` and `questions` have the forms of `/v1/decisions`; a string is a yes/no question.
+        `params` are further parameters of `/v1/decisions`. Raises RequestFailed.
+
+        >>> [answer] = engine.decide("The Seine flows through Paris.", ["Is a city named?"])
+        >>> answer["type"], 0 <= answer["probability"] <= 1
+        ('predicate', True)
+        """
+        body = _decision(input, questions, params)
+        answers: list[dict[str, Any]] = self.answer_one(body, url=_DECISIONS)["answers"]
+        return answers
+
+    def decide_many(
+        self,
+        inputs: Iterable[DecisionInput],
+        questions: Sequence[Question],
+        *,
+        progress: bool = True,
+        **params: Any,
+    ) -> list[list[dict[str, Any]] | RequestFailed]:
+        """Return the answers of `decide` for each input; a failed one has its RequestFailed."""
+        bodies = [_decision(each, questions, params) for each in inputs]
+        answers = self.answer_many(bodies, url=_DECISIONS, progress=progress)
+        return [
+            answer if isinstance(answer, RequestFailed) else answer["answers"] for answer in answers
+        ]
 
     def answer_table(self, table: Any, *, progress: bool = True, **recipe: Any) -> pa.Table:
         """Return a table with answers in columns next to its own, as `tidemill run` does.
@@ -306,6 +346,17 @@ class Answers:
             f"a request must be a body, or a pair such as ('{CHAT}', body); got "
             f"{short_repr(request)}"
         )
+
+
+def _decision(
+    given: DecisionInput, questions: Sequence[Question], params: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the body of a decision."""
+    asked = [
+        {"type": "predicate", "instructions": each} if isinstance(each, str) else each
+        for each in questions
+    ]
+    return {**params, "input": given, "questions": asked}
 
 
 def options_of(given: Mapping[str, Any]) -> EngineOptions:

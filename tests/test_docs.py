@@ -89,6 +89,7 @@ def test_every_parser_has_its_row(flag: str, parsers: Mapping[str, object]) -> N
     [
         ("Chat and text completions", [unsupported.GENERATION]),
         ("Vectors and scores", [unsupported.VECTORS, unsupported.SCORES]),
+        ("Decisions", [unsupported.DECISION, unsupported.SYSTEM_ONE_BODY]),
         ("Recordings", [unsupported.TRANSCRIPTION, unsupported.TRANSLATION]),
     ],
 )

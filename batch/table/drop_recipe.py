@@ -10,7 +10,7 @@ from .errors import RecipeError
 from .recipe import load_recipe
 
 MAX_BYTES: Final = 2**16
-_TEXTS: Final = ("url", "prompt", "system", "id", "output", "vectors")
+_TEXTS: Final = ("url", "prompt", "system", "id", "output", "vectors", "question_layout")
 
 
 def recipe_of_metadata(user_metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def _value(name: str, text: str) -> Any:
     """Return a key's value from its text in metadata: a text, comma-separated names, or JSON."""
     if name in _TEXTS:
         return text
-    if name == "keep":
+    if name in {"keep", "labels"}:
         return [item.strip() for item in text.split(",") if item.strip()]
     try:
         return json.loads(text)

@@ -12,10 +12,12 @@ from difflib import get_close_matches
 from math import isfinite
 from typing import Any, Final, Literal, get_args
 
+from tidemill.protocol.decisions.questions import Layout
 from tidemill.protocol.requests import PROMPT_FIELDS, request_types
 from tidemill.protocol.routes import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
+    DECISIONS,
     EMBEDDINGS,
     ENDPOINTS,
     Route,
@@ -23,6 +25,13 @@ from tidemill.protocol.routes import (
 )
 
 from .errors import RecipeError, in_words
+from .questions import (
+    TABLE_LAYOUT,
+    TableQuestion,
+    checked_layout,
+    checked_permutations,
+    questions_of,
+)
 
 TableFormat = Literal["parquet", "csv", "tsv", "jsonl", "arrow"]
 """Formats of input and output tables."""
@@ -32,9 +41,15 @@ VectorType = Literal["float32", "float16", "int8"]
 
 RECIPE_KEYS: Final = (
     *("url", "prompt", "system", "id", "keep", "params", "output", "vectors"),
+    *("ask", "questions", "labels", "question_layout", "permutations"),
     *(name for name in PROMPT_FIELDS if name != "prompt"),
 )
 """Keys of a recipe: its own, and the body fields with templates."""
+
+TEMPLATES: Final = ("prompt", "messages", "input")
+QUESTIONS: Final = ("ask", "questions", "labels")
+"""Keys that are replaced together when flags override a file."""
+
 
 MAX_DEPTH: Final = 64
 """Nesting limit of a recipe's values; a JSON schema needs two or three levels per value."""
@@ -60,7 +75,8 @@ class Recipe:
 
     `fields` are fields of the body with a Jinja template in each string, and `params` fixed fields.
     `id` is the column of custom IDs, by default the row's number; `keep` lists the columns in the
-    output, by default all; `output` is its format, by default the input's.
+    output, by default all; `output` is its format, by default the input's. Each row is read once
+    for each of `permutations` orders of a question's options.
     """
 
     url: str = CHAT_COMPLETIONS.name
@@ -70,6 +86,9 @@ class Recipe:
     keep: tuple[str, ...] | None = None
     output: TableFormat | None = None
     vectors: VectorType = "float32"
+    questions: tuple[TableQuestion, ...] = ()
+    question_layout: Layout = TABLE_LAYOUT
+    permutations: int = 1
     flags: frozenset[str] | None = None
     """Keys that come from flags of a command, the others from a file; None without a command."""
 
@@ -86,6 +105,11 @@ class Recipe:
         params = dict(self.params)
         if self.route is EMBEDDINGS:
             params["encoding_format"] = "base64"
+        if self.questions:
+            params["questions"] = [question.body for question in self.questions]
+            params["question_layout"] = self.question_layout
+        if self.permutations > 1:
+            params["debias"] = self.permutations
         return params
 
     @property
@@ -107,13 +131,15 @@ def parse_recipe(given: Mapping[str, Any]) -> Recipe:
     """Return the recipe from a TOML document's keys; raises RecipeError for an invalid one."""
     _check_values(given)
     _check_keys(given)
-    url = _text(given, "url") or CHAT_COMPLETIONS.name
+    questions = questions_of(given)
+    url = _text(given, "url") or (DECISIONS if questions else CHAT_COMPLETIONS).name
     route = find_route(url)
     if route is None:
         raise RecipeError(f"`url` is {url!r}: it must be one of {', '.join(ENDPOINTS)}")
     params = given.get("params", {})
     if not isinstance(params, Mapping):
         raise RecipeError("`params` must be a table, such as params = {temperature = 0}")
+    _check_questions(given, route, params, has_questions=bool(questions))
     return Recipe(
         url,
         _fields(given, route, params),
@@ -122,7 +148,18 @@ def parse_recipe(given: Mapping[str, Any]) -> Recipe:
         _names(given),
         _choice(given, "output", get_args(TableFormat)),
         _choice(given, "vectors", get_args(VectorType)) or "float32",
+        questions,
+        checked_layout(given),
+        checked_permutations(given),
     )
+
+
+def overridden(keys: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe file's keys with others that override them, with all forms of a key."""
+    replaced = {*TEMPLATES} if "prompt" in given else set()
+    if not given.keys().isdisjoint(QUESTIONS):
+        replaced |= {*QUESTIONS}
+    return {name: value for name, value in keys.items() if name not in replaced} | {**given}
 
 
 def load_recipe(text: str) -> dict[str, Any]:
@@ -224,21 +261,51 @@ def _check_keys(keys: Mapping[str, Any]) -> None:
             raise RecipeError(f"`{key}` is not a recipe key{hint}")
 
 
+def _check_questions(
+    keys: Mapping[str, Any], route: Route, params: Mapping[str, Any], *, has_questions: bool
+) -> None:
+    """Raise RecipeError for questions with keys of other requests, or their keys without any."""
+    if not has_questions:
+        alone = next((name for name in ("question_layout", "permutations") if name in keys), None)
+        if alone is not None or route is DECISIONS:
+            raise RecipeError(
+                f"{DECISIONS.name if alone is None else f'`{alone}`'} needs questions: add --ask "
+                "or `ask`, such as 'damaged: Is an item damaged?'"
+            )
+        return
+    if route is not DECISIONS:
+        raise RecipeError(
+            f"`url` is {route.name!r}, but questions need {DECISIONS.name}: remove it"
+        )
+    own = {"questions": "questions", "question_layout": "question_layout", "debias": "permutations"}
+    for name, key in own.items():
+        if name in params:
+            raise RecipeError(f"`params` has `{name}`: use the recipe's key `{key}` instead")
+    for name in PROMPT_FIELDS:
+        if name in keys and name not in {"prompt", "input"}:
+            raise RecipeError(
+                f"`{name}` cannot be used with questions: use `prompt`, which replaces it"
+            )
+
+
 def _fields(keys: Mapping[str, Any], route: Route, params: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the templates of the body, with `prompt` and `system` in the URL's own fields."""
     fields = {name: keys[name] for name in PROMPT_FIELDS if name in keys and name != "prompt"}
     prompt, system = keys.get("prompt"), keys.get("system")
     if prompt is not None:
         fields |= _prompt_field(prompt, route)
-    if system is not None:
+    if system is not None and route is DECISIONS:
+        fields["instructions"] = system
+    elif system is not None:
         if "messages" not in fields:
             raise RecipeError("`system` needs a `prompt` or `messages` as well")
         fields["messages"] = [{"role": "system", "content": system}, *fields["messages"]]
-    if prompt is not None and "messages" in keys:
-        raise RecipeError("`prompt` and `messages` cannot be used together")
-    if both := sorted(fields.keys() & params.keys()):
-        raise RecipeError(f"`{both[0]}` is both in `params` and outside of it: remove one")
-    if not fields:
+    both = next((name for name in TEMPLATES[1:] if name in keys), None)
+    if prompt is not None and both is not None:
+        raise RecipeError(f"`prompt` and `{both}` cannot be used together")
+    if twice := sorted(fields.keys() & params.keys()):
+        raise RecipeError(f"`{twice[0]}` is both in `params` and outside of it: remove one")
+    if not fields and route is not DECISIONS:  # whose default is all columns of the row
         raise RecipeError(
             "it has no template: add a `prompt`, such as prompt = '{{ text }}', or `messages`"
         )
@@ -250,7 +317,7 @@ def _prompt_field(prompt: Any, route: Route) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": prompt}]}
     if route is COMPLETIONS:
         return {"prompt": prompt}
-    if route is EMBEDDINGS:
+    if route in {EMBEDDINGS, DECISIONS}:
         return {"input": prompt}
     names = request_types(route)[0].model_fields
     own = next((name for name in names if name in PROMPT_FIELDS and name != "prompt"), None)

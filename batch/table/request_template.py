@@ -33,6 +33,7 @@ from .template_values import (
     Path,
     TextSandbox,
     body_value,
+    is_null,
     kind_of,
     row_variable,
     text_of,
@@ -76,6 +77,8 @@ class RequestTemplate:
         messages = recipe.fields.get("messages")
         self._num_messages = len(messages) if isinstance(messages, list) else 0
         self._fields = [(name, self._compile(value, name)) for name, value in recipe.fields.items()]
+        if recipe.questions and "input" not in recipe.fields:
+            self._fields.append(("input", self._compile_row(row_columns(recipe, columns))))
         self.has_prompt_column = bool(self._used)
         if recipe.id is not None:
             self._used.add(recipe.id)
@@ -122,6 +125,22 @@ class RequestTemplate:
             hint = suggest(name, known) or f": it has {named}{', …' * (len(known) > _MAX_NAMED)}"
             shown = name[:_MAX_NAME_CHARS]
             raise RecipeError(f"{where} names `{shown}`, which is not a column of the table{hint}")
+
+    def _compile_row(self, names: Sequence[str]) -> _Render:
+        """Return a function that prints these cells of a row with their names, except nulls."""
+        self._used.update(names)
+
+        def rendered(row: Mapping[str, Any]) -> str:
+            lines = [
+                f"{name}: {_printed(value, name)}"
+                for name in names
+                if not is_null(value := row[name]) and value != ""
+            ]
+            if not lines:
+                raise CellError("all cells of the row are empty", None)
+            return "\n".join(lines)
+
+        return rendered
 
     def _compile(self, value: Any, path: str) -> _Render:
         """Return a function that renders a value of the body whose strings are templates."""
@@ -226,6 +245,18 @@ class RequestTemplate:
             self._check_column(name, where)
         self._used.update(names)
         return tuple(dict.fromkeys(names))
+
+
+def row_columns(recipe: Recipe, columns: Sequence[str]) -> list[str]:
+    """Return the columns that questions are about without a prompt: all except the IDs."""
+    return [name for name in columns if name != recipe.id]
+
+
+def _printed(value: Any, column: str) -> str:
+    """Return a cell that is not null as text; lists and structs as JSON."""
+    if isinstance(value, (list, dict)):
+        return to_json(body_value(value, column)).decode()
+    return text_of(value, column)
 
 
 def _pieces(tree: nodes.Template, columns: Collection[str]) -> list[tuple[str, str | None]] | None:

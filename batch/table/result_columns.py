@@ -14,6 +14,7 @@ from pydantic_core import from_json, to_json
 from tidemill.protocol.routes import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
+    DECISIONS,
     EMBEDDINGS,
     GENERATIVE_SCORING,
     RERANK,
@@ -25,6 +26,9 @@ from tidemill.protocol.routes import (
 from ..file.rows import row_error_message
 from .answer_types import JSON_TEXT, column_of_answers, fields_of_schema, is_json_text, parse_answer
 from .errors import RecipeError
+from .question_columns import question_columns, question_fields
+from .question_counts import QuestionCounts
+from .questions import probabilities_of
 from .recipe import Recipe, VectorType
 
 PREFIX: Final = "output_"
@@ -98,16 +102,18 @@ ALL_COLUMNS: Final = ResultFacts(has_reasoning=True, has_tool_calls=True)
 class ResultColumns:
     """Columns of a recipe's results; raises RecipeError for conflicting names or a URL without any.
 
-    `schema` has the columns `kept` first.
+    `schema` has the columns `kept` first; `counts` are those of the questions in all batches.
     """
 
     def __init__(self, recipe: Recipe, kept: pa.Schema, facts: ResultFacts) -> None:
         self._recipe = recipe
         self._facts = facts
         self._answers = fields_of_schema(recipe.answer_schema)
+        self.counts = [QuestionCounts(question) for question in recipe.questions]
         self._fields = self._result_fields()
         self.kept = tuple(kept.names)
         fields, taken = list(kept), set(kept.names)
+        self._check_questions(taken)
         for field in (*self._fields, *self._answers):
             name = _free_name(field.name, taken)
             if name is None:
@@ -139,6 +145,17 @@ class ResultColumns:
             found += [column_of_answers(answers, field) for field in self._answers]
         return pa.RecordBatch.from_arrays([*kept, *found], schema=self.schema)
 
+    def _check_questions(self, taken: set[str]) -> None:
+        """Raise RecipeError for a question whose columns have the name of a kept one."""
+        for question in self._recipe.questions:
+            for name in question.columns:
+                if name in taken:
+                    raise RecipeError(
+                        f"the question `{question.name}` needs a column `{name}`, which the table "
+                        "already has: rename the question, or list the columns to keep without it "
+                        "in `keep`"
+                    )
+
     def _result_fields(self) -> list[pa.Field]:
         recipe, facts = self._recipe, self._facts
         text = pa.list_(pa.string()) if recipe.num_choices > 1 else pa.string()
@@ -157,6 +174,8 @@ class ResultColumns:
             fields = [pa.field("embedding", pa.list_(vector) if facts.has_many_vectors else vector)]
         elif recipe.route in {SCORE, GENERATIVE_SCORING}:
             fields = [pa.field("scores", pa.list_(pa.float64()))]
+        elif recipe.route is DECISIONS:
+            fields = [field for one in recipe.questions for field in question_fields(one)]
         elif recipe.route is RERANK:
             fields = [pa.field("results", _RANKED)]
         elif recipe.route in {TRANSCRIPTIONS, TRANSLATIONS}:
@@ -184,8 +203,25 @@ class ResultColumns:
                     columns[field.name] = pa.array(values, field.type)
         if self._recipe.route in {CHAT_COMPLETIONS, COMPLETIONS}:
             return columns | self._choice_columns(bodies)
+        if self._recipe.route is DECISIONS:
+            return columns | self._question_columns(bodies)
         if self._recipe.route in {TRANSCRIPTIONS, TRANSLATIONS}:
             columns["text"] = pa.array([body and body.get("text") for body in bodies], pa.string())
+        return columns
+
+    def _question_columns(self, bodies: Sequence[Mapping[str, Any] | None]) -> dict[str, pa.Array]:
+        """Return the columns of all questions, and count their answers."""
+        columns: dict[str, pa.Array] = {}
+        for place, counts in enumerate(self.counts):
+            question, rows = counts.question, []
+            for body in bodies:
+                answer = None if body is None else body["answers"][place]
+                row = None if answer is None else probabilities_of(question, answer)
+                rows.append(row)
+                if body is not None and row is not None:
+                    diagnostics = body.get("diagnostics")
+                    counts.add(row, diagnostics[place] if diagnostics else None)
+            columns |= question_columns(question, rows)
         return columns
 
     def _choice_columns(self, bodies: Sequence[Mapping[str, Any] | None]) -> dict[str, pa.Array]:
@@ -286,7 +322,12 @@ def _body(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _usage(body: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     found = body.get("usage") if body else None
-    return found if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        return None
+    if "input_tokens" in found:  # of a decision
+        names = ("input_tokens", "output_tokens", "total_tokens")
+        return dict(zip(USAGE.names, map(found.get, names), strict=True))
+    return found
 
 
 def _scores(body: Mapping[str, Any] | None, name: str) -> list[Any] | None:

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import IO, TYPE_CHECKING, Any
 
 from pydantic import BaseModel
+from pydantic_core import to_json
 
 from tidemill.batch.batch_object import MAX_LISTED_ERRORS
 from tidemill.batch.file.duplicate_ids import DuplicateFinder
@@ -40,6 +41,11 @@ COMPILER = "llguidance"
 _MORE_NAMES = (
     "Use one of these, or add a name: with `aliases` in a deployment's configuration, or with "
     "`tidemill serve --served-model-name`."
+)
+# Fields of messages, and of a decision's items, with text that the model reads.
+_TEXT_FIELDS = (
+    *("content", "text", "output", "arguments"),
+    *("instructions", "choices", "levels", "value", "label", "description"),  # of questions
 )
 _SHOWN_BYTES = 2**20
 _WRITING = (CHAT_COMPLETIONS, COMPLETIONS)
@@ -87,7 +93,9 @@ class FileReport:
         route = find_route(line.url)
         self.endpoints[route.name if route else line.url] += 1
         self.models[str(line.body.get("model") or "")] += 1
-        size = sum(_size_of(line.body.get(name)) for name in PROMPT_FIELDS)
+        size = sum(_size_of(line.body.get(name)) for name in (*PROMPT_FIELDS, "questions"))
+        if "questions" in line.body:
+            size += _json_size(line.body.get("state"))
         self.input_tokens += -(-size // BYTES_A_TOKEN)
         most = max_output_tokens(line.body) if route in _WRITING else 0
         self.num_unlimited += most is None
@@ -217,5 +225,10 @@ def _size_of(value: Any) -> int:
     if isinstance(value, list):
         return sum(_size_of(item) for item in value)
     if isinstance(value, dict):
-        return sum(_size_of(value[name]) for name in ("content", "text") if name in value)
+        return sum(_size_of(value[name]) for name in _TEXT_FIELDS if name in value)
     return BYTES_A_TOKEN if isinstance(value, int) else 0
+
+
+def _json_size(value: object) -> int:
+    """Return the bytes of an object or list that a model reads as JSON."""
+    return len(to_json(value)) if isinstance(value, (dict, list)) else 0

@@ -14,6 +14,7 @@ from tidemill.offline.console.terminal import print_output
 from tidemill.offline.files.input_file import InputFile
 from tidemill.offline.files.source import Source, open_source
 from tidemill.offline.files.table_options import TableOptions
+from tidemill.offline.rows.request_text import request_text
 
 NUM_SHOWN: Final = 3
 
@@ -44,7 +45,15 @@ def open_batch_input(
 
 
 def print_first_requests(requests: InputFile) -> None:
-    """Print the first requests of a table as they will be sent."""
+    """Print the first requests of a table as they will be sent, or as text if they ask questions.
+
+    The questions are the same in all rows, so that their JSON would hide the row.
+    """
+    has_questions = requests.table is not None and requests.table.recipe.questions
     for raw in islice(requests.lines(), NUM_SHOWN):
-        shown = json.dumps(json.loads(raw.data), ensure_ascii=False, indent=2)
+        line = json.loads(raw.data)
+        if has_questions and "body" in line:
+            shown = f"{request_text(line['body'])}\n"
+        else:
+            shown = json.dumps(line, ensure_ascii=False, indent=2)
         print_output(f"row {raw.number:,}:\n{shown}")

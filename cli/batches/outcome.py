@@ -72,6 +72,14 @@ def unknown_parameters_of(batch: Batch) -> list[str]:
     return [without_control_chars(each.sentence()) for each in listed]
 
 
+def wording_faults_of(batch: Batch) -> list[str]:
+    """Return a sentence for each question whose labels are unlikely answers for most rows."""
+    from tidemill.batch.table.question_counts import wording_fault
+
+    faults = filter(None, map(wording_fault, batch.extension.get("questions") or ()))
+    return [without_control_chars(fault) for fault in faults]
+
+
 def _figures(batch: Batch) -> list[str]:
     usage, extension = batch.fields.get("usage") or {}, batch.extension
     figures = []

@@ -22,7 +22,13 @@ from tidemill.offline.console.terminal import (
 )
 
 from .follow import rates
-from .outcome import cost_words, errors_of, tokens_of, unknown_parameters_of
+from .outcome import (
+    cost_words,
+    errors_of,
+    tokens_of,
+    unknown_parameters_of,
+    wording_faults_of,
+)
 
 if TYPE_CHECKING:
     from tidemill.offline.console.error_summary import ErrorSummary
@@ -142,9 +148,14 @@ def details(batch: Batch, file: str, failures: ErrorSummary) -> list[str]:
         for name, value in pairs
         if value
     ]
-    unknown = [f"warning: {words}" for words in unknown_parameters_of(batch)]
+    warnings = (*unknown_parameters_of(batch), *wording_faults_of(batch))
     errors = [f"error: {words}" for words in errors_of(batch)]
-    return [*lines, *_failures(batch, failures), *unknown, *errors]
+    return [
+        *lines,
+        *_failures(batch, failures),
+        *(f"warning: {words}" for words in warnings),
+        *errors,
+    ]
 
 
 def _input(file_id: str | None, file: str) -> str | None:

@@ -58,10 +58,9 @@ def text_endpoints(
         model, seed=seed, parsers=parsers, image_support=image_support, verifies=verifies
     )
     completions = Completions(model, seed=seed, verifies=verifies)
-    has_liquid_prompts = architecture == LIQUID and model.chat_template is not None
-    reader: DecisionReader = (LiquidReader if has_liquid_prompts else NextTokenReader)(
-        model, parsers
-    )
+    reader: DecisionReader = NextTokenReader(model, parsers, image_support)
+    if architecture == LIQUID and model.chat_template is not None:
+        reader = LiquidReader(model, parsers)
     decisions = (Decisions(reader), SystemOne(reader))
     return (chat, completions, GenerativeScoring(model), *decisions)
 

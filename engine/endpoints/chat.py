@@ -10,6 +10,7 @@ from typing import Any
 from tidemill.protocol.bodies import completion_body, response_id
 from tidemill.protocol.chat import ChatCompletionRequest
 from tidemill.protocol.contract import Reply
+from tidemill.protocol.errors import RequestError
 from tidemill.protocol.parts import has_images
 from tidemill.protocol.requests import read_body
 from tidemill.protocol.routes import CHAT_COMPLETIONS
@@ -25,7 +26,7 @@ from .chat_preprocessor import ChatPreprocessor, Conversation
 from .choices import choices_by_prompt, usage_of, verification_field
 from .endpoint import Prepared, RequestMetadata, ResponseStream
 from .generation_requests import EndpointOptions, SequenceRequestBuilder
-from .image_inputs import ImageInputs, ImageSupport
+from .image_inputs import ImageInputs, ImageSupport, PlacedUrl
 from .logprob_bodies import prompt_logprobs
 from .streaming import ChatStream, ChoiceStreams, ChunkBuilder
 
@@ -57,7 +58,7 @@ class ChatCompletions:
 
     def fetched(self, body: dict[str, Any]) -> AbstractAsyncContextManager[dict[str, Any]] | None:
         """Return the fetch of a body's images; None for a body without images."""
-        return self._images.fetched(body) if has_images(body) else None
+        return self._images.fetched(body, _images_of) if has_images(body) else None
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
         """Return a sequence for each choice of the conversation's next message."""
@@ -68,7 +69,7 @@ class ChatCompletions:
         shows_images = any(message.images() for message in request.messages)
         if not shows_images:  # image prompts cannot be truncated
             request = self._sequences.with_truncation(request)
-        images = self._images.decode(request, body) if shows_images else []
+        images = self._images.decode(_image_urls(request), body) if shows_images else []
         prompt = conversation.prompt
         if images:
             prompt = self._images.expand_marks(prompt, images)
@@ -135,6 +136,25 @@ class ChatCompletions:
             ChunkBuilder("chat.completion.chunk", "chatcmpl", prepared.metadata, options),
             self._tokenizer,
         )
+
+
+def _images_of(body: dict[str, Any]) -> list[PlacedUrl]:
+    """Return the images of a body with images."""
+    return _image_urls(read_body(ChatCompletionRequest, body))
+
+
+def _image_urls(request: ChatCompletionRequest) -> list[PlacedUrl]:
+    """Return the place of each image of a conversation, and its URL."""
+    if request.truncate_prompt_tokens is not None:
+        raise RequestError(
+            "`truncate_prompt_tokens` does not support prompts with images.",
+            param="truncate_prompt_tokens",
+        )
+    return [
+        (f"messages.{i}.content.{j}", part.image_url.url)
+        for i, message in enumerate(request.messages)
+        for j, part in message.images()
+    ]
 
 
 def _options(conversation: Conversation) -> EndpointOptions:

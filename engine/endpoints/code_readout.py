@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from tidemill.protocol.contract import Usage
-from tidemill.protocol.decisions.questions import Answer, Decision, Question, text_of_json
+from tidemill.protocol.decisions.questions import Answer, Decision, Question
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.messages import Message
 
 from ..model.encoders.decision_heads import CodeReadout
 from ..scheduling.encoding import EncodingRequest, EncodingResult
 from ..text.truncation import Truncation
-from .decisions import check_reads, decision_seed, mean_answer
+from .decision_reader import OneStepReader
+from .decisions import decision_seed, mean_answer
 from .encoder_requests import EncoderModel
 from .endpoint import Prepared, RequestMetadata
 from .published_prompts import (
     answer_of,
     check_count,
     check_fixed,
+    default_json,
     question_paths,
     shown_orders,
     state_text,
     text_of,
 )
-from .request_bounds import check_prompt_tokens
+from .request_bounds import check_prompt_chars, check_prompt_tokens
 
 # The prompt that the model was trained with.
 _SYSTEM = (
@@ -49,20 +51,22 @@ class CodeReads:
 _Prepared = Prepared[EncodingRequest, CodeReads]
 
 
-class CodeReader:
+class CodeReader(OneStepReader):
     """A `DecisionReader` of a model whose head gives a logit for each answer code."""
 
     def __init__(self, model: EncoderModel, head: CodeReadout) -> None:
         assert model.template is not None
         self._model, self._template, self._head = model, model.template, head
 
-    def prepare(self, decision: Decision, param: str, metadata: RequestMetadata) -> _Prepared:
+    def prepare(
+        self, decision: Decision, param: str, metadata: RequestMetadata, body: Mapping[str, Any]
+    ) -> _Prepared:
         """Return a sequence for each question, in each order of its options."""
+        del body
         check_fixed(decision)
         state = state_text(decision, _written)
-        seed, num_tokens = decision_seed(decision), 0
+        seed, num_tokens, num_chars = decision_seed(decision), 0, 0
         questions = decision.asked
-        check_reads(len(questions), decision)
         requests, reads = [], []
         for number, (question, path) in enumerate(
             zip(questions, question_paths(decision), strict=True)
@@ -73,15 +77,15 @@ class CodeReader:
             # The published order of a predicate is no, then yes.
             published = range(count) if question.kind != "predicate" else (1, 0)
             for order in shown_orders(decision, number, published, seed):
-                ids = self._ids(self._prompt(state, question, order, metadata), param)
+                prompt = self._prompt(state, question, order, metadata)
+                num_chars += len(prompt)
+                check_prompt_chars(num_chars, "questions")
+                ids = self._ids(prompt, param)
                 num_tokens += len(ids)
                 check_prompt_tokens(num_tokens, "questions")
                 requests.append(EncodingRequest(ids))
                 reads.append((number, order))
         return Prepared(requests, CodeReads(decision, len(questions), reads), metadata)
-
-    def follow_up(self, prepared: _Prepared, results: Sequence[EncodingResult]) -> None:
-        """Return None: a head answers at once."""
 
     def answers(self, prepared: _Prepared, results: Sequence[EncodingResult]) -> list[Answer]:
         """Return the answer of each question: the mean over the orders of its options."""
@@ -90,11 +94,6 @@ class CodeReader:
             scaled = (result.values[: len(order)] / self._head.temperature).tolist()
             of_question[number].append(answer_of(scaled, order))
         return list(map(mean_answer, of_question))
-
-    def usage(self, prepared: _Prepared, results: Sequence[EncodingResult]) -> Usage:
-        """Return the usage: the tokens of all prompts."""
-        del prepared
-        return Usage(prompt_tokens=sum(result.num_tokens for result in results))
 
     def _prompt(
         self, state: str, question: Question, order: Sequence[int], metadata: RequestMetadata
@@ -131,4 +130,4 @@ def _option_text(question: Question, index: int) -> str:
 
 
 def _written(state: object) -> str:
-    return "(empty)" if state is None else text_of_json(state)
+    return "(empty)" if state is None else default_json(state)

@@ -8,7 +8,7 @@ share the questions, the reads of a request share the questions and the input.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -20,16 +20,19 @@ from tidemill.protocol.parts import ImagePart, ImageUrl, TextPart
 
 from ..parsers.harmony import HARMONY
 from ..parsers.registry import ParserSet
-from ..text.label_tokens import LabelTokens, LabelTree
+from ..text.label_tokens import NO_LABELS, LabelTokens, LabelTree
 from ..text.text_model import TextModel
 from .chat_preprocessor import ChatPreprocessor
 from .endpoint import RequestMetadata
 
 _ASKS: dict[Kind, str] = {
-    "predicate": "Answer only with {labels}.",
+    "predicate": "Answer only with one letter: {labels}.",
     "choice": "Answer only with the letter of the best option.",
     "score": "Answer only with the number of the level.",
 }
+# Letters have one spelling only, which one read covers; `Yes` may begin with `Y` or `Ye`.
+YES_AND_NO = ("Y", "N")
+_MEANINGS = ("yes", "no")
 _CODES = "Answer only with the letters of the best option."
 # As many orders as a few options have.
 _NUM_ORDERS = (1, 1, 2, 6, 24, 120)
@@ -46,7 +49,7 @@ class Read:
     order: tuple[int, ...]
     labels: tuple[str, ...]
     places: tuple[int, ...]
-    tree: LabelTree
+    tree: LabelTree = NO_LABELS
 
     def label(self, option: int) -> str:
         """Return the label of an option."""
@@ -63,16 +66,22 @@ class DecisionPrompts:
         self._labels = LabelTokens(model)
 
     def reads(self, decision: Decision, questions: Sequence[Question], seed: int) -> list[Read]:
-        """Return the reads of all questions, each in as many orders as the request asks for."""
+        """Return the reads of all questions, each in as many orders as the request asks for.
+
+        They have no trees yet: see `with_tree`.
+        """
         reads = []
         for number, question in enumerate(questions):
             labels = self._labels_of(question)
-            tree = self._labels.tree(labels)
             count = len(question.options)
             for order in orders(count, decision.debias or 1, Random(f"{seed} {number}")):  # noqa: S311
                 places = _places(question.kind, order)
-                reads.append(Read(number, order, labels, places, tree))
+                reads.append(Read(number, order, labels, places))
         return reads
+
+    def with_tree(self, read: Read, prompt: str) -> Read:
+        """Return a read with the ways to spell its labels after the end of its prompt."""
+        return replace(read, tree=self._labels.tree(read.labels, after_space=prompt[-1:].isspace()))
 
     def prompt(
         self,
@@ -82,11 +91,7 @@ class DecisionPrompts:
         metadata: RequestMetadata,
     ) -> str:
         """Return the text of a read's prompt, up to the first token of the answer."""
-        if decision.question_layout == "questions_first":
-            parts = _questions_first(decision, questions, read)
-        else:
-            parts = _row_first(decision, questions[read.question], read)
-        content = merged(parts)
+        content = self.content(decision, questions, read)
         if self._chats is None:
             return _plain(content)
         request = ChatCompletionRequest.model_construct(
@@ -96,6 +101,13 @@ class DecisionPrompts:
         )
         prompt = self._chats.prompt_text(request, metadata.created)
         return prompt + self._answer_start(prompt)
+
+    def content(self, decision: Decision, questions: Sequence[Question], read: Read) -> list[Part]:
+        """Return the parts of a read's prompt, without the marks of the chat template."""
+        if decision.question_layout == "questions_first":
+            given = self._given_reads(questions, read)
+            return merged(_questions_first(decision, questions, read, given))
+        return merged(_row_first(decision, questions[read.question], read))
 
     def _answer_start(self, prompt: str) -> str:
         """Return the marks that end the reasoning, which a prompt may have opened."""
@@ -107,10 +119,22 @@ class DecisionPrompts:
         opened = "" if prompt.rstrip().endswith(reasoning.opens) else reasoning.opens[0]
         return f"{opened}\n{reasoning.closes[0]}\n\n"
 
+    def _given_reads(self, questions: Sequence[Question], read: Read) -> list[Read]:
+        """Return a read of each question in the given order of its options, without its tree.
+
+        It is how the questions are shown before the input, the same for all reads.
+        """
+        reads = []
+        for number, question in enumerate(questions):
+            order = tuple(range(len(question.options)))
+            places, labels = _places(question.kind, order), self._labels_of(question)
+            reads.append(replace(read, question=number, order=order, labels=labels, places=places))
+        return reads
+
     def _labels_of(self, question: Question) -> tuple[str, ...]:
         count = len(question.options)
         if question.kind == "predicate":
-            return ("Yes", "No")
+            return YES_AND_NO
         letters, levels = self._labels.letters, self._labels.levels
         return letters(count) if question.kind == "choice" else levels(count)
 
@@ -158,7 +182,7 @@ def _row_first(decision: Decision, question: Question, read: Read) -> Iterator[P
 
 
 def _questions_first(
-    decision: Decision, questions: Sequence[Question], read: Read
+    decision: Decision, questions: Sequence[Question], read: Read, given: Sequence[Read]
 ) -> Iterator[Part]:
     # With several orders, the labels come after the input: the questions are then the same.
     has_orders = (decision.debias or 1) > 1
@@ -167,8 +191,10 @@ def _questions_first(
     for number, question in enumerate(questions):
         yield "Question: " if len(questions) == 1 else f"Question {number + 1}: "
         yield from question.instructions
-        yield from _option_lines(question, None if has_orders else read)
-        yield f"\n{_ask(question, read)}\n\n"
+        yield from _option_lines(question, None if has_orders else given[number])
+        if not (has_orders and question.kind == "predicate"):
+            yield f"\n{_ask(question, given[number])}"
+        yield "\n\n"
     yield "Input:\n"
     yield from decision.state_parts
     yield "\n\n"
@@ -185,7 +211,8 @@ def _option_lines(question: Question, read: Read | None) -> Iterator[str]:
         option = question.options[index]
         if question.kind == "predicate":
             if option.description:
-                yield f"\n{option.text}: {option.description}"
+                label = option.text if read is None else read.label(index)
+                yield f"\n{label}: {option.description}"
             continue
         label = "-" if read is None else f"{read.label(index)}:"
         described = f" ({option.description})" if option.description else ""
@@ -194,16 +221,15 @@ def _option_lines(question: Question, read: Read | None) -> Iterator[str]:
 
 def _short_options(question: Question, read: Read) -> str:
     if question.kind == "predicate":
-        return ""
+        return f"{_ask(question, read)}\n"
     labelled = [f"{read.label(index)}: {question.options[index].text}" for index in read.order]
     return "\n".join(labelled) + "\n"
 
 
 def _ask(question: Question, read: Read) -> str:
     if question.kind == "predicate":
-        return _ASKS["predicate"].format(
-            labels=" or ".join(read.label(index) for index in read.order)
-        )
+        meanings = [f"{read.label(index)} for {_MEANINGS[index]}" for index in read.order]
+        return _ASKS["predicate"].format(labels=" or ".join(meanings))
     is_coded = any(len(label) > 1 for label in read.labels)
     return _CODES if is_coded else _ASKS[question.kind]
 

@@ -9,10 +9,12 @@ enough to matter. No token of an answer is generated.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from tidemill.protocol.bodies import response_id
 from tidemill.protocol.contract import Reply, Usage
@@ -21,9 +23,10 @@ from tidemill.protocol.decisions.openai_body import (
     decision_body,
     decision_usage,
 )
-from tidemill.protocol.decisions.questions import Answer, Decision, Question
+from tidemill.protocol.decisions.questions import Answer, Decision, Image, Part, Question
 from tidemill.protocol.decisions.systemone_body import SystemOneRequest, systemone_body
-from tidemill.protocol.errors import InternalError, RequestError
+from tidemill.protocol.errors import InternalError
+from tidemill.protocol.fetched_urls import has_decision_images
 from tidemill.protocol.requests import read_body
 from tidemill.protocol.routes import DECISIONS, SYSTEM_ONE, Route
 
@@ -31,15 +34,19 @@ from ..parsers.registry import ParserSet
 from ..scheduling.sequence import Sampling, SequenceRequest, SequenceResult
 from ..text.label_tokens import Path
 from ..text.text_model import TextModel
+from .backpressure import MAX_BYTES_AT_ONCE, body_size
 from .decision_prompts import DecisionPrompts, Read
 from .decision_reader import DecisionReader, PreparedDecision
 from .endpoint import Prepared, RequestMetadata
+from .image_inputs import ImageInputs, ImageSupport, PlacedUrl
 from .prompt_tokens import PromptTokenizer
-from .request_bounds import check_prompt_tokens
+from .request_bounds import check_prompt_chars, check_prompt_tokens
+
+if TYPE_CHECKING:
+    from ..media.image_resize import ResizedImage
 
 # Beginnings of labels that are left out have this share of the labels' mass at most, together.
 _NEGLIGIBLE = 1e-7
-_MAX_READS = 8_192
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,28 +69,78 @@ _Prepared = Prepared[SequenceRequest, DecisionReads]
 class NextTokenReader:
     """A `DecisionReader` of a generation model, which reads the next token after each question."""
 
-    def __init__(self, model: TextModel, parsers: ParserSet) -> None:
+    def __init__(
+        self, model: TextModel, parsers: ParserSet, image_support: ImageSupport | None = None
+    ) -> None:
         self._model = model
         self._prompts = DecisionPrompts(model, parsers)
         self._tokenizer = PromptTokenizer(model)
+        self._images = ImageInputs(model.tokenizer, image_support)
 
-    def prepare(self, decision: Decision, param: str, metadata: RequestMetadata) -> _Prepared:
-        """Return a sequence of one new token for each read; `param` is the input's field."""
+    def fetched(
+        self, body: dict[str, Any], kind: type[DecisionRequest | SystemOneRequest]
+    ) -> AbstractAsyncContextManager[dict[str, Any]] | None:
+        """Return the fetch of a body's images; None for a body without images.
+
+        A very long body is not searched here: its parts are parsed in a thread.
+        """
+        is_short = body_size(body) <= MAX_BYTES_AT_ONCE
+        if is_short and not has_decision_images(body):
+            return None
+        return self._images.fetched(body, lambda body: _placed_urls(read_body(kind, body)))
+
+    def prepare(
+        self, decision: Decision, param: str, metadata: RequestMetadata, body: Mapping[str, Any]
+    ) -> _Prepared:
+        """Return a sequence of one new token for each read; `param` is the input's field.
+
+        `body` contains the fetched images.
+        """
         questions = decision.asked
-        check_reads(len(questions), decision)
         reads = self._prompts.reads(decision, questions, decision_seed(decision))
+        images, num_bytes = self._images_of(decision, questions, reads, body)
         has_template = self._model.chat_template is not None
-        texts = [self._prompts.prompt(decision, questions, read, metadata) for read in reads]
+        texts, num_chars = list[str](), 0
+        for read, shown in zip(reads, images, strict=True):
+            text = self._prompts.prompt(decision, questions, read, metadata)
+            if not texts:  # all others have the same input
+                self._tokenizer.check_text(text, param)
+            num_chars += len(text)
+            check_prompt_chars(num_chars, "questions")
+            texts.append(self._images.expand_marks(text, shown, param))
         prompts = self._tokenizer.encode_branches(texts, param, add_special_tokens=not has_template)
-        for ids in prompts:
-            self._tokenizer.check_length(len(ids), param, num_to_come=1)
-        check_prompt_tokens(sum(map(len, prompts)), "questions")
-        requests = [
-            self._request(ids, (), read, decision, metadata)
-            for ids, read in zip(prompts, reads, strict=True)
+        reads = [
+            self._prompts.with_tree(read, text) for read, text in zip(reads, texts, strict=True)
         ]
+        requests = []
+        for ids, read, shown in zip(prompts, reads, images, strict=True):
+            placed_ids, placed = self._images.place(ids, shown, param)
+            self._tokenizer.check_length(len(placed_ids), param, num_to_come=1)
+            request = self._request(placed_ids, (), read, decision, metadata)
+            requests.append(replace(request, images=placed) if placed else request)
+        check_prompt_tokens(sum(len(request.prompt_ids) for request in requests), "questions")
         paths: list[tuple[int, Path]] = [(number, ()) for number in range(len(reads))]
-        return Prepared(requests, DecisionReads(decision, questions, reads, paths), metadata)
+        context = DecisionReads(decision, questions, reads, paths)
+        return Prepared(requests, context, metadata, num_bytes)
+
+    def _images_of(
+        self,
+        decision: Decision,
+        questions: Sequence[Question],
+        reads: Sequence[Read],
+        body: Mapping[str, Any],
+    ) -> tuple[list[list[ResizedImage]], int]:
+        """Return the images of each read's prompt in their order, and their bytes."""
+        if not _placed_urls(decision):
+            return [[] for _ in reads], 0
+        decoded: dict[str, ResizedImage] = {}
+        images = [
+            self._images.decode(
+                _placed(self._prompts.content(decision, questions, read)), body, decoded
+            )
+            for read in reads
+        ]
+        return images, sum(image.pixels.nbytes for image in decoded.values())
 
     def follow_up(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> _Prepared | None:
         """Add sequences after beginnings of labels that are likely enough to matter."""
@@ -95,9 +152,8 @@ class NextTokenReader:
             for path in _likely_beginnings(read, known[number]):
                 if len(prompt) + len(path) < self._model.max_model_len:
                     ids = [*prompt, *path]
-                    requests.append(
-                        self._request(ids, path, read, context.decision, prepared.metadata)
-                    )
+                    longer = self._request(ids, path, read, context.decision, prepared.metadata)
+                    requests.append(replace(longer, images=requests[number].images))
                     paths.append((number, path))
         if len(paths) == len(context.paths):
             return None
@@ -139,8 +195,14 @@ class NextTokenReader:
 class _DecisionEndpoint:
     """Fields that both endpoints share."""
 
+    kind: type[DecisionRequest | SystemOneRequest]
+
     def __init__(self, reader: DecisionReader) -> None:
         self._reader = reader
+
+    def fetched(self, body: dict[str, Any]) -> AbstractAsyncContextManager[dict[str, Any]] | None:
+        """Return the fetch of a body's images; None for a body without images."""
+        return self._reader.fetched(body, self.kind)
 
     def follow_up(
         self, prepared: PreparedDecision, results: Sequence[Any]
@@ -153,10 +215,11 @@ class Decisions(_DecisionEndpoint):
     """OpenAI's Decisions API."""
 
     route: Route = DECISIONS
+    kind = DecisionRequest
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> PreparedDecision:
         """Return the requests that the reader needs."""
-        return self._reader.prepare(read_body(DecisionRequest, body), "input", metadata)
+        return self._reader.prepare(read_body(DecisionRequest, body), "input", metadata, body)
 
     def finish(self, prepared: PreparedDecision, results: Sequence[Any]) -> Reply:
         """Return the answers in the order of the questions."""
@@ -177,10 +240,11 @@ class SystemOne(_DecisionEndpoint):
     """TypeSafe's System One."""
 
     route: Route = SYSTEM_ONE
+    kind = SystemOneRequest
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> PreparedDecision:
         """Return the requests that the reader needs."""
-        return self._reader.prepare(read_body(SystemOneRequest, body), "state", metadata)
+        return self._reader.prepare(read_body(SystemOneRequest, body), "state", metadata, body)
 
     def finish(self, prepared: PreparedDecision, results: Sequence[Any]) -> Reply:
         """Return the answers by the names of their questions."""
@@ -198,15 +262,14 @@ class SystemOne(_DecisionEndpoint):
         return Reply(200, body, usage)
 
 
-def check_reads(num_questions: int, decision: Decision) -> None:
-    """Reject a decision with too many reads: one for each question and order of its options."""
-    num_reads = num_questions * (decision.debias or 1)
-    if num_reads > _MAX_READS:
-        raise RequestError(
-            f"{num_questions} questions times `debias` are {num_reads:,} reads; the maximum is "
-            f"{_MAX_READS:,}: split the request.",
-            param="debias",
-        )
+def _placed(content: Iterable[Part]) -> list[PlacedUrl]:
+    return [(part.place, part.url) for part in content if isinstance(part, Image)]
+
+
+def _placed_urls(decision: Decision) -> list[PlacedUrl]:
+    """Return all images of a decision."""
+    of_questions = chain.from_iterable(question.instructions for question in decision.asked)
+    return _placed([*decision.state_parts, *of_questions])
 
 
 def decision_seed(decision: Decision) -> int:
@@ -297,15 +360,21 @@ def mean_answer(answers: Sequence[Answer]) -> Answer:
 
 
 def usage_of(requests: Sequence[SequenceRequest], results: Sequence[SequenceResult]) -> Usage:
-    """Return the usage: the tokens of all prompts, with those that prompts share counted once."""
-    prompts = sorted(request.prompt_ids for request in requests)
+    """Return the usage; tokens that prompts share count once."""
+    prompts = [request.prompt_ids for request in requests]
+    total = num_distinct_tokens(prompts)
+    cached = sum(result.num_cached_tokens for result in results)
+    summed = sum(map(len, prompts))
+    return Usage(prompt_tokens=total, cached_tokens=max(0, cached - (summed - total)))
+
+
+def num_distinct_tokens(prompts: Iterable[list[int]]) -> int:
+    """Return the number of tokens of prompts, with those that prompts share counted once."""
     total, before = 0, list[int]()
-    for prompt in prompts:
+    for prompt in sorted(prompts):
         shared = next(
             (i for i, (a, b) in enumerate(zip(before, prompt, strict=False)) if a != b),
             min(len(before), len(prompt)),
         )
         total, before = total + len(prompt) - shared, prompt
-    cached = sum(result.num_cached_tokens for result in results)
-    summed = sum(map(len, prompts))
-    return Usage(prompt_tokens=total, cached_tokens=max(0, cached - (summed - total)))
+    return total

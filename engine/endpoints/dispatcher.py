@@ -165,7 +165,7 @@ class Dispatcher:
     ) -> Reply:
         async with AsyncExitStack() as stack:
             prepared = await self._prepare(endpoint, body, metadata, stack)
-            results = await self._engine.generate(prepared.requests)
+            results: Sequence[Any] = await self._engine.generate(prepared.requests)
             if isinstance(endpoint, FollowingEndpoint):
                 prepared, results = await self._followed_up(endpoint, prepared, results)
             size = prepared.num_values + sum(result.num_values for result in results)
@@ -188,7 +188,8 @@ class Dispatcher:
                 replace(request, priority=prepared.metadata.priority)
                 for request in prepared.requests[len(results) :]
             ]
-            results = [*results, *await self._engine.generate(further)]
+            more: Sequence[Any] = await self._engine.generate(further)
+            results = [*results, *more]
 
     async def _chunks(
         self,
@@ -250,7 +251,9 @@ class Dispatcher:
             executors = self._compiling if is_constrained else self._preparing
             executor = executors[metadata.priority]
             size = body_size(body)
-            if metadata.priority or "n" in body:
+            if "questions" in body:  # the input is tokenized once per read
+                size *= num_sequences(body)
+            elif metadata.priority or "n" in body:
                 size += _SEQUENCE_BYTES * (num_sequences(body) - 1)
             prepared = await executor.run(size, endpoint.prepare, body, metadata)
         else:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tidemill.protocol.chat import ChatCompletionRequest
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.fetched_urls import fetched_urls
 from tidemill.protocol.in_flight import MemoryBudget
-from tidemill.protocol.parts import IMAGE, has_images
-from tidemill.protocol.requests import read_body
+from tidemill.protocol.parts import IMAGE
 from tidemill.protocol.urls import inline_bytes, is_inline, too_large
 
 from ..config import MAX_DECODING_BYTES, ImageLimits
@@ -43,8 +42,15 @@ class ImageSupport:
     decoding: MemoryBudget = field(default_factory=lambda: MemoryBudget(MAX_DECODING_BYTES))
 
 
+PlacedUrl = tuple[str, str]
+"""The place of an image in a body, and its URL."""
+
+ImagesOf = Callable[[dict[str, Any]], Sequence[PlacedUrl]]
+"""Returns the images of a body; raises `RequestError` for an invalid body."""
+
+
 class ImageInputs:
-    """The images of one model's conversations; without `image_support` images are rejected."""
+    """The images of one model's prompts; without `image_support` images are rejected."""
 
     def __init__(self, tokenizer: Tokenizer, image_support: ImageSupport | None) -> None:
         self._image_support = image_support
@@ -57,59 +63,73 @@ class ImageInputs:
                 one if isinstance(one, str) else added[one] for one in spelling
             )
 
-    def fetched(self, body: dict[str, Any]) -> AbstractAsyncContextManager[dict[str, Any]] | None:
-        """Return the fetch of a body's images; None for a body without images."""
-        if self._image_support is None or not has_images(body):
+    def fetched(
+        self, body: dict[str, Any], images_of: ImagesOf
+    ) -> AbstractAsyncContextManager[dict[str, Any]] | None:
+        """Return the fetch of the images of a body that has any; None for a blind model."""
+        if self._image_support is None:
             return None
-        return self._fetched_body(self._image_support, body)
+        return self._fetched_body(self._image_support, body, images_of)
 
     @asynccontextmanager
     async def _fetched_body(
-        self, image_support: ImageSupport, body: dict[str, Any]
+        self, image_support: ImageSupport, body: dict[str, Any], images_of: ImagesOf
     ) -> AsyncIterator[dict[str, Any]]:
-        request = read_body(ChatCompletionRequest, body)
-        image_urls = dict(self._image_urls(request, image_support))
-        # A URL in another field of the body is not fetched.
-        urls = {url: place for place, url in fetched_urls(body).items() if place in image_urls}
+        # In a thread: the body may be long.
+        urls = await asyncio.to_thread(self._urls, body, images_of)
         if not urls:
             yield body
             return
         async with image_support.fetcher.fetched(urls, max_bytes=MAX_BYTES_TOGETHER) as images:
             yield body | {FETCHED: FetchedImages(images)}
 
-    def decode(self, request: ChatCompletionRequest, body: Mapping[str, Any]) -> list[ResizedImage]:
-        """Return a request's images, decoded and resized for the model, in their order.
+    def _urls(self, body: dict[str, Any], images_of: ImagesOf) -> dict[str, str]:
+        """Return the places of the URLs to fetch."""
+        images = images_of(body)
+        self._check(images)
+        places = {place for place, _ in images}
+        # A URL in another field of the body is not fetched.
+        return {url: place for place, url in fetched_urls(body).items() if place in places}
 
-        Raises `RequestError` for an invalid image, and for any image if the model does not support
-        images.
+    def decode(
+        self,
+        images: Sequence[PlacedUrl],
+        body: Mapping[str, Any],
+        decoded: dict[str, ResizedImage] | None = None,
+    ) -> list[ResizedImage]:
+        """Return a prompt's images, decoded and resized for the model, in their order.
+
+        `decoded` has the images by URL that other prompts of the body need, too. Raises
+        `RequestError` for an invalid image, and for any image if the model does not support images.
         """
         fetched = body.get(FETCHED)
         images_by_url: Mapping[str, bytes] = fetched if isinstance(fetched, FetchedImages) else {}
-        by_url: dict[str, ResizedImage] = {}
-        images = []
-        for place, url in self._image_urls(request, self._image_support):
+        by_url: dict[str, ResizedImage] = {} if decoded is None else decoded
+        self._check(images)
+        for place, url in images:
             assert self._image_support is not None
             if url not in by_url:
                 by_url[url] = _decoded(place, url, images_by_url, self._image_support)
-            images.append(by_url[url])
-        return images
+        return [by_url[url] for _, url in images]
 
-    def expand_marks(self, prompt: str, images: Sequence[ResizedImage]) -> str:
+    def expand_marks(
+        self, prompt: str, images: Sequence[ResizedImage], param: str = "messages"
+    ) -> str:
         """Return a prompt's text with each image mark expanded to a placeholder."""
         if not images:
             return prompt
-        self._check_marks(prompt.count(self._mark), images)
+        self._check_marks(prompt.count(self._mark), images, param)
         return prompt.replace(self._mark, self._spelling)
 
     def place(
-        self, ids: list[int], images: Sequence[ResizedImage]
+        self, ids: list[int], images: Sequence[ResizedImage], param: str = "messages"
     ) -> tuple[list[int], tuple[PromptImage, ...]]:
         """Return a prompt's tokens with each image's placeholder tokens, and the placed images."""
         if not images or self._image_support is None:
             return ids, ()
         image_spec = self._image_support.image_spec
         places = [place for place, token in enumerate(ids) if token == image_spec.token]
-        self._check_marks(len(places), images)
+        self._check_marks(len(places), images, param)
         expanded: list[int] = []
         prompt_images = []
         done = 0
@@ -120,46 +140,38 @@ class ImageInputs:
             done = place + 1
         return expanded + ids[done:], tuple(prompt_images)
 
-    def _image_urls(
-        self, request: ChatCompletionRequest, image_support: ImageSupport | None
-    ) -> Iterator[tuple[str, str]]:
-        """Yield the place of each image, and its URL."""
-        count = 0
-        for i, message in enumerate(request.messages):
-            for j, part in message.images():
-                place = f"messages.{i}.content.{j}"
-                if image_support is None:
-                    raise RequestError(
-                        f"`{place}` is an image: this model does not support images.",
-                        param=place,
-                        code="images_not_supported",
-                    )
-                if not count and request.truncate_prompt_tokens is not None:
-                    raise RequestError(
-                        "`truncate_prompt_tokens` does not support prompts with images.",
-                        param="truncate_prompt_tokens",
-                    )
-                count += 1
-                if count > image_support.limits.max_per_prompt:
-                    raise RequestError(
-                        f"`{place}` exceeds the maximum number of images per request,"
-                        f" {image_support.limits.max_per_prompt} (--limit-mm-per-prompt).",
-                        param=place,
-                    )
-                yield place, part.image_url.url
+    def _check(self, images: Sequence[PlacedUrl]) -> None:
+        """Refuse images for a blind model, and too many images."""
+        if not images:
+            return
+        if self._image_support is None:
+            place = images[0][0]
+            raise RequestError(
+                f"`{place}` is an image: this model does not support images.",
+                param=place,
+                code="images_not_supported",
+            )
+        most = self._image_support.limits.max_per_prompt
+        if len(images) > most:
+            place = images[most][0]
+            raise RequestError(
+                f"`{place}` exceeds the maximum number of images per request,"
+                f" {most} (--limit-mm-per-prompt).",
+                param=place,
+            )
 
-    def _check_marks(self, count: int, images: Sequence[ResizedImage]) -> None:
+    def _check_marks(self, count: int, images: Sequence[ResizedImage], param: str) -> None:
         if count < len(images):
             raise RequestError(
                 f"The chat template renders {count} of the {len(images)} images: pass one that"
                 " renders all of them with --chat-template.",
-                param="messages",
+                param=param,
                 code="chat_template_error",
             )
         if count > len(images):
             raise RequestError(
                 "A message with images must not contain the model's image marks in its text.",
-                param="messages",
+                param=param,
             )
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from tidemill.protocol.contract import Usage
 from tidemill.protocol.decisions.questions import Answer, Decision, Kind, Question
 from tidemill.protocol.errors import RequestError
 
 from ..scheduling.encoding import EncodingRequest, EncodingResult, SchemaSpans, Span
 from ..text.truncation import Truncation
-from .decisions import check_reads, decision_seed, mean_answer
+from .decision_reader import OneStepReader
+from .decisions import decision_seed, mean_answer
 from .encoder_requests import EncoderModel
 from .endpoint import Prepared, RequestMetadata
 from .published_prompts import (
@@ -57,7 +58,7 @@ class JointReads:
 _Prepared = Prepared[EncodingRequest, JointReads]
 
 
-class JointReader:
+class JointReader(OneStepReader):
     """A `DecisionReader` of a model with a joint schema head."""
 
     def __init__(self, model: EncoderModel) -> None:
@@ -68,12 +69,14 @@ class JointReader:
         if most is not None and most > 0:
             self._limit = min(self._limit, most)
 
-    def prepare(self, decision: Decision, param: str, metadata: RequestMetadata) -> _Prepared:
+    def prepare(
+        self, decision: Decision, param: str, metadata: RequestMetadata, body: Mapping[str, Any]
+    ) -> _Prepared:
         """Return a sequence for each order of the options."""
+        del body
         check_fixed(decision)
         state = self._tokens(state_text(decision, compact_json))
         questions, ids = decision.asked, question_ids(decision)
-        check_reads(len(questions), decision)
         seed = decision_seed(decision)
         of_question = [
             list(shown_orders(decision, number, _published_order(question), seed))
@@ -86,9 +89,6 @@ class JointReader:
             used.append(orders)
         return Prepared(requests, JointReads(decision, used), metadata)
 
-    def follow_up(self, prepared: _Prepared, results: Sequence[EncodingResult]) -> None:
-        """Return None: a head answers at once."""
-
     def answers(self, prepared: _Prepared, results: Sequence[EncodingResult]) -> list[Answer]:
         """Return the answer of each question: the mean over the orders of its options."""
         of_question: list[dict[Order, Answer]] = [{} for _ in prepared.context.orders[0]]
@@ -98,11 +98,6 @@ class JointReader:
                 answers[order] = answer_of(logits[start : start + len(order)], order)
                 start += len(order)
         return [mean_answer(list(answers.values())) for answers in of_question]
-
-    def usage(self, prepared: _Prepared, results: Sequence[EncodingResult]) -> Usage:
-        """Return the usage: the tokens of all prompts."""
-        del prepared
-        return Usage(prompt_tokens=sum(result.num_tokens for result in results))
 
     def _request(
         self,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tidemill.protocol.chat import ChatCompletionRequest
 from tidemill.protocol.contract import Usage
@@ -18,7 +19,8 @@ from ..parsers.registry import ParserSet
 from ..scheduling.sequence import Sampling, SequenceRequest, SequenceResult
 from ..text.text_model import TextModel
 from .chat_preprocessor import ChatPreprocessor
-from .decisions import check_reads, decision_seed, mean_answer, usage_of
+from .decision_reader import OneStepReader
+from .decisions import decision_seed, mean_answer, usage_of
 from .endpoint import Prepared, RequestMetadata
 from .prompt_tokens import PromptTokenizer
 from .published_prompts import (
@@ -31,7 +33,7 @@ from .published_prompts import (
     state_text,
     text_of,
 )
-from .request_bounds import check_prompt_tokens
+from .request_bounds import check_prompt_chars, check_prompt_tokens
 
 LIQUID = "Lfm2VlForConditionalGeneration"
 _SIDES = (("yes", "Yes", "YES"), ("no", "No", "NO"))
@@ -59,7 +61,7 @@ class LabelReads:
 _Prepared = Prepared[SequenceRequest, LabelReads]
 
 
-class LiquidReader:
+class LiquidReader(OneStepReader):
     """A `DecisionReader` of Liquid's decision models; the best token of a label counts."""
 
     def __init__(self, model: TextModel, parsers: ParserSet) -> None:
@@ -67,12 +69,14 @@ class LiquidReader:
         self._chats = ChatPreprocessor(model, parsers)
         self._tokenizer = PromptTokenizer(model)
 
-    def prepare(self, decision: Decision, param: str, metadata: RequestMetadata) -> _Prepared:
+    def prepare(
+        self, decision: Decision, param: str, metadata: RequestMetadata, body: Mapping[str, Any]
+    ) -> _Prepared:
         """Return a sequence of one new token for each read."""
+        del body
         check_fixed(decision, has_instructions=True)
         state, seed = state_text(decision, _indented), decision_seed(decision)
-        questions, num_tokens = decision.asked, 0
-        check_reads(len(questions), decision)
+        questions, num_tokens, num_chars = decision.asked, 0, 0
         requests, reads = [], []
         for number, (question, path) in enumerate(
             zip(questions, question_paths(decision), strict=True)
@@ -80,6 +84,8 @@ class LiquidReader:
             for order in _orders(decision, number, question, seed):
                 labels = _labels(question, order, path)
                 prompt = self._prompt(decision, state, question, order, labels, metadata)
+                num_chars += len(prompt)
+                check_prompt_chars(num_chars, "questions")
                 ids = self._tokenizer.encode(prompt, param, add_special_tokens=False)
                 self._tokenizer.check_length(len(ids), param, num_to_come=1)
                 num_tokens += len(ids)
@@ -88,9 +94,6 @@ class LiquidReader:
                 requests.append(self._request(ids, tokens, decision, metadata))
                 reads.append(LabelRead(number, order, tokens))
         return Prepared(requests, LabelReads(decision, len(questions), reads), metadata)
-
-    def follow_up(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> None:
-        """Return None: each label is one token."""
 
     def answers(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> list[Answer]:
         """Return the answer of each question: the mean over the orders of its options."""

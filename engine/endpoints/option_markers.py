@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from tidemill.protocol.contract import Usage
-from tidemill.protocol.decisions.questions import Answer, Decision, Question, text_of_json
+from tidemill.protocol.decisions.questions import Answer, Decision, Question
 from tidemill.protocol.decisions.systemone_body import SystemOneRequest
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.fields import Side
@@ -14,7 +14,8 @@ from tidemill.protocol.fields import Side
 from ..model.encoders.decision_heads import MARKER_KINDS, MarkerHead
 from ..scheduling.encoding import EncodingRequest, EncodingResult, SchemaSpans, Span
 from ..text.truncation import Truncation
-from .decisions import check_reads, decision_seed, mean_answer
+from .decision_reader import OneStepReader
+from .decisions import decision_seed, mean_answer
 from .encoder_requests import EncoderModel
 from .endpoint import Prepared, RequestMetadata
 from .published_prompts import (
@@ -22,6 +23,7 @@ from .published_prompts import (
     answer_of,
     check_count,
     check_fixed,
+    default_json,
     question_paths,
     shown_orders,
     state_text,
@@ -55,7 +57,7 @@ class MarkerReads:
 _Prepared = Prepared[EncodingRequest, MarkerReads]
 
 
-class MarkerReader:
+class MarkerReader(OneStepReader):
     """A `DecisionReader` of a model with option markers."""
 
     def __init__(self, model: EncoderModel, head: MarkerHead) -> None:
@@ -66,13 +68,15 @@ class MarkerReader:
         self._limit = model.max_model_len
         self._truncates = model.truncate_prompt_tokens is not None
 
-    def prepare(self, decision: Decision, param: str, metadata: RequestMetadata) -> _Prepared:
+    def prepare(
+        self, decision: Decision, param: str, metadata: RequestMetadata, body: Mapping[str, Any]
+    ) -> _Prepared:
         """Return a sequence for each question, in each order of its options."""
+        del body
         check_fixed(decision)
         questions, seed = decision.asked, decision_seed(decision)
-        check_reads(len(questions), decision)
         side: Side = "left" if _is_list(decision) else "right"
-        state, num_tokens = self._tokens(state_text(decision, text_of_json), side), 0
+        state, num_tokens = self._tokens(state_text(decision, default_json), side), 0
         requests, reads = [], []
         for number, (question, path) in enumerate(
             zip(questions, question_paths(decision), strict=True)
@@ -82,18 +86,15 @@ class MarkerReader:
             places = range(len(question.options))
             published = (1, 0) if question.kind == "predicate" else places
             for order in shown_orders(decision, number, published, seed):
-                asked, markers = self._question_tokens(question, order, path)
-                ids = [*asked, *self._fitting(decision, state, len(asked), param), self._end]
+                before, markers = self._question_tokens(question, order, path)
+                ids = [*before, *self._fitting(decision, state, len(before), param), self._end]
                 num_tokens += len(ids)
                 check_prompt_tokens(num_tokens, "questions")
                 kind = MARKER_KINDS.index(_KINDS[question.kind])
-                spans = SchemaSpans((kind,), ((0, len(asked)),), (markers,))
+                spans = SchemaSpans((kind,), ((0, len(before)),), (markers,))
                 requests.append(EncodingRequest(ids, schema=spans))
                 reads.append((number, order))
         return Prepared(requests, MarkerReads(decision, questions, reads), metadata)
-
-    def follow_up(self, prepared: _Prepared, results: Sequence[EncodingResult]) -> None:
-        """Return None: a head answers at once."""
 
     def answers(self, prepared: _Prepared, results: Sequence[EncodingResult]) -> list[Answer]:
         """Return the answer of each question: the mean over the orders of its options."""
@@ -103,11 +104,6 @@ class MarkerReader:
             temperature = self._temperature(questions[number])
             of_question[number].append(answer_of((result.values / temperature).tolist(), order))
         return list(map(mean_answer, of_question))
-
-    def usage(self, prepared: _Prepared, results: Sequence[EncodingResult]) -> Usage:
-        """Return the usage: the tokens of all prompts."""
-        del prepared
-        return Usage(prompt_tokens=sum(result.num_tokens for result in results))
 
     def _question_tokens(
         self, question: Question, order: Order, path: str

@@ -32,11 +32,15 @@ class PromptTokenizer:
 
         Tokenization of such a text stops once it is known to be too long.
         """
+        self.check_text(text, param)
+        return self._model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def check_text(self, text: str, param: str) -> None:
+        """Raise `RequestError` for a long text above the context, without reading all of it."""
         if len(text) > _LONG_TEXT_CHARS:
             self._check_least(self._model.tokenizer.least_tokens(text), param)
             if self._reader is not None:
                 self._check_least(self._reader.least_tokens_of_longer(text) or 0, param)
-        return self._model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def encode_branches(
         self, texts: Sequence[str], param: str, *, add_special_tokens: bool

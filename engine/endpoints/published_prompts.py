@@ -48,7 +48,10 @@ def state_text(decision: Decision, write_json: Callable[[object], str]) -> str:
     if isinstance(decision, SystemOneRequest) and not isinstance(decision.state, str):
         for part in decision.state_parts:
             _check_text(part)
-        return write_json(decision.state)
+        try:
+            return write_json(decision.state)
+        except RecursionError:
+            raise RequestError("`state` is nested too deeply.", param="state") from None
     return text_of(decision.state_parts)
 
 
@@ -90,6 +93,11 @@ def answer_of(logits: Sequence[float], order: Sequence[int]) -> Answer:
     for option, weight in zip(order, weights, strict=True):
         shares[option] = weight / total
     return Answer(tuple(shares), 1.0, argmax_is_label=True)
+
+
+def default_json(value: object) -> str:
+    """Return JSON with Python's default separators."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def compact_json(value: object) -> str:

@@ -12,6 +12,9 @@ MAX_VALUES = 2**20
 MAX_PROMPT_TOKENS = 2**24
 """Limit on the prompt tokens of all sequences of a request: 64 MB, four bytes each."""
 
+MAX_PROMPT_CHARS = 2**26
+"""Limit on the characters of the prompts of all reads of a decision."""
+
 MAX_PAIR_CHARS = 2**26
 """Limit on the characters of all pairs of a request: a query counts once per document."""
 
@@ -51,6 +54,16 @@ def check_prompt_tokens(num_tokens: int, param: str) -> None:
         raise RequestError(
             f"The request has {num_tokens:,} prompt tokens; the maximum is {MAX_PROMPT_TOKENS:,}. "
             "A prompt counts once for each choice or item: split the request.",
+            param=param,
+        )
+
+
+def check_prompt_chars(num_chars: int, param: str) -> None:
+    """Raise `RequestError` for too many characters in all prompts of a request."""
+    if num_chars > MAX_PROMPT_CHARS:
+        raise RequestError(
+            f"The prompts of all questions have more than {MAX_PROMPT_CHARS:,} characters: split "
+            "the request.",
             param=param,
         )
 

@@ -22,7 +22,7 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class LabelTree:
-    """Every way in which a model's tokens spell one of some labels, after a space or without it.
+    """Every way in which a model's tokens spell one of some labels.
 
     `next_tokens` has the tokens that may follow each unfinished path, the empty one first;
     `label_of` has the index of the label that a finished path spells.
@@ -32,6 +32,9 @@ class LabelTree:
     label_of: dict[Path, int] = field(default_factory=dict)
 
 
+NO_LABELS = LabelTree()
+
+
 class LabelTokens:
     """Labels of one model's decisions, and the tokens that spell them; safe to use from threads."""
 
@@ -39,7 +42,7 @@ class LabelTokens:
         self._model = model
         self._lock = Lock()
         self._index: dict[bytes, list[int]] | None = None
-        self._trees: dict[tuple[str, ...], LabelTree] = {}
+        self._trees: dict[tuple[tuple[str, ...], bool], LabelTree] = {}
 
     def letters(self, count: int) -> tuple[str, ...]:
         """Return labels for `count` options: single letters, or pairs of letters above 26.
@@ -57,15 +60,18 @@ class LabelTokens:
         """Return labels for the levels of a scale: digits, or pairs of letters above ten."""
         return tuple(_DIGITS[:count]) if count <= len(_DIGITS) else self.letters(max(count, 27))
 
-    def tree(self, labels: Sequence[str]) -> LabelTree:
-        """Return the ways to spell the labels; raise `RequestError` if one cannot be spelled."""
-        key = tuple(labels)
+    def tree(self, labels: Sequence[str], *, after_space: bool = False) -> LabelTree:
+        """Return the ways to spell the labels; raise `RequestError` if one cannot be spelled.
+
+        A space may come before each, unless it comes `after_space`, such as a new line.
+        """
+        key = tuple(labels), after_space
         tree = self._trees.get(key)
         if tree is None:
-            tree = self._trees[key] = self._built(key)
+            tree = self._trees[key] = self._built(*key)
         return tree
 
-    def _built(self, labels: Sequence[str]) -> LabelTree:
+    def _built(self, labels: Sequence[str], after_space: bool) -> LabelTree:  # noqa: FBT001
         tree, index = LabelTree(), self._pieces
         follow: dict[Path, dict[int, None]] = {(): {}}
 
@@ -84,8 +90,9 @@ class LabelTokens:
             return can_end
 
         for label, text in enumerate(labels):
-            can_spell = [spell((), spelling.encode(), label) for spelling in (text, f" {text}")]
-            if not any(can_spell):
+            spellings = (text,) if after_space else (text, f" {text}")
+            was_spelled = [spell((), spelling.encode(), label) for spelling in spellings]
+            if not any(was_spelled):
                 raise RequestError(
                     f"This model's tokenizer cannot write the label {text!r}, which decisions "
                     "need: use another model.",

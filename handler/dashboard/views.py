@@ -34,7 +34,10 @@ _WINDOWS = (
     ("14d", "two weeks"),
 )
 # These produce numbers, not tokens.
-_WITHOUT_TOKENS = {"/v1/embeddings", "/v1/score", "/v1/rerank"}
+_WITHOUT_TOKENS = {
+    *("/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/generative_scoring"),
+    *("/v1/decisions", "/v1/systemone"),
+}
 _CANCELLABLE = {Status.VALIDATING, Status.IN_PROGRESS}
 
 

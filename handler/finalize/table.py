@@ -7,6 +7,7 @@ done, finalize continues.
 from __future__ import annotations
 
 import io
+import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -99,14 +100,17 @@ def _upload(lock: BatchLock, key: str) -> Mapping[str, Any]:
     metadata = {BATCH_ID: lock.batch.id}
     upload = lock.aws.run(bucket.create_upload(key, metadata, is_short_lived=is_short_lived))
     etags: dict[int, str] = {}
-
+    questions: list[Mapping[str, Any]] = []
     try:
-        for number, part in enumerate(cut_into_parts(table_bytes(lock), _PART_BYTES), 1):
+        pieces = table_bytes(lock, questions.append)
+        for number, part in enumerate(cut_into_parts(pieces, _PART_BYTES), 1):
             if number > MAX_PARTS:
                 raise TableNotMade(f"it is longer than {MAX_PARTS * _PART_BYTES:,} bytes")
             sent = bucket.upload_part(key, upload, number, io.BytesIO(part))
             etags[number] = lock.aws.run(sent)
         lock.renew()
+        if questions:  # before the table exists, because a run that finds it does not count again
+            lock.change(questions=json.dumps(questions, separators=(",", ":")))
         lock.aws.run(bucket.complete_upload(key, upload, etags))
         is_whole = True
     finally:

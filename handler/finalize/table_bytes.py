@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from itertools import chain
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from tidemill.batch.file.lines import read_lines
 from tidemill.batch.model import Source
@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-def table_bytes(lock: BatchLock) -> Iterator[bytes]:
+def table_bytes(lock: BatchLock, note: Callable[[Mapping[str, Any]], object]) -> Iterator[bytes]:
     """Yield the bytes of the table; pieces may be empty.
+
+    At the end, `note` gets the distribution of the answers to each question.
 
     Raises NotThere and ObjectChanged if the input or the rows are gone.
     """
@@ -58,6 +60,8 @@ def table_bytes(lock: BatchLock) -> Iterator[bytes]:
             writer.write(output)
             yield sink.take()
         writer.close()
+        for counts in columns.counts:
+            note(counts.summary())
         yield sink.take()
 
 

@@ -7,8 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tidemill.batch.table.questions import LAYOUTS, TABLE_LAYOUT
+
 from ..console.errors import Refused
 from ..console.terminal import log
+from .argument_types import positive_int
 from .dataset_id import DatasetId, is_dataset
 
 if TYPE_CHECKING:
@@ -16,7 +19,8 @@ if TYPE_CHECKING:
 
 FORMATS: Final = ("parquet", "csv", "tsv", "jsonl", "arrow")
 _RECIPE_SUFFIX = ".recipe.toml"
-_TEMPLATES = ("prompt", "messages")
+_REQUESTS = ("prompt", "ask", "labels")
+"""Flags that need no recipe file."""
 
 
 def add_recipe_flags(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +39,35 @@ def add_recipe_flags(parser: argparse.ArgumentParser) -> None:
         help="render the prompt of each row from its columns, in Jinja: 'Label this: {{ text }}'",
     )
     add("--system", metavar="TEMPLATE", help="render a system message for each row, also in Jinja")
-    add("--url", metavar="URL", help="set the requests' endpoint (default: /v1/chat/completions)")
+    add(
+        "--ask",
+        action="append",
+        metavar="QUESTION",
+        help="ask a question about each row (repeatable): 'damaged: Is an item damaged?', "
+        "'team = billing|shipping: Which team?' or 'tone = calm<angry: How upset?'",
+    )
+    add(
+        "--labels",
+        metavar="LABELS",
+        help="choose one of these comma-separated labels for each row; --prompt may explain them",
+    )
+    add(
+        "--question-layout",
+        choices=LAYOUTS,
+        help=f"set the order of the row and the questions in the prompt (default: {TABLE_LAYOUT})",
+    )
+    add(
+        "--permutations",
+        type=positive_int,
+        metavar="N",
+        help="read each question in N orders of its options, and take the mean (default: 1)",
+    )
+    add(
+        "--url",
+        metavar="URL",
+        help="set the requests' endpoint (default: /v1/chat/completions; with questions, "
+        "/v1/decisions)",
+    )
     add("--id", metavar="COLUMN", help="take custom IDs from this column (default: the row number)")
     add(
         "--keep",
@@ -51,7 +83,8 @@ def add_recipe_flags(parser: argparse.ArgumentParser) -> None:
 
 def has_recipe(arguments: argparse.Namespace, file: str) -> bool:
     """Return whether there is a recipe, from flags or a file."""
-    return bool(arguments.recipe or arguments.prompt or (file and _recipe_next_to(file)))
+    has_flag = any(getattr(arguments, name) for name in _REQUESTS)
+    return bool(arguments.recipe or has_flag or (file and _recipe_next_to(file)))
 
 
 def find_recipe_file(arguments: argparse.Namespace, file: str) -> Path | None:
@@ -68,15 +101,15 @@ def recipe_of(arguments: argparse.Namespace, file: str) -> tuple[Recipe, dict[st
     path = find_recipe_file(arguments, file)
     if path is None and not flags:
         return None
-    if path is None and not any(name in flags for name in _TEMPLATES):
-        given = ", ".join(f"--{'output-format' if name == 'output' else name}" for name in flags)
+    if path is None and not any(name in flags for name in _REQUESTS):
+        given = ", ".join(map(_flag_of, flags))
         raise Refused(
-            f"{given} requires a recipe: pass --prompt, or create {recipe_path(file).name} next "
-            "to the table"
+            f"{given} requires a recipe: pass --prompt or --ask, or create "
+            f"{recipe_path(file).name} next to the table"
         )
     # Imported late: only tables need these.
     from tidemill.batch.table.errors import RecipeError
-    from tidemill.batch.table.recipe import load_recipe, parse_recipe
+    from tidemill.batch.table.recipe import load_recipe, overridden, parse_recipe
 
     try:
         keys: dict[str, Any] = {}
@@ -84,10 +117,7 @@ def recipe_of(arguments: argparse.Namespace, file: str) -> tuple[Recipe, dict[st
             keys = load_recipe(path.read_text(encoding="utf-8"))
             if not arguments.recipe:
                 log(f"using the recipe {path}")
-        if "prompt" in flags:
-            for name in _TEMPLATES:
-                keys.pop(name, None)
-        keys |= flags
+        keys = overridden(keys, flags)
         return replace(parse_recipe(keys), flags=frozenset(flags)), keys
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
@@ -123,8 +153,14 @@ def _recipe_next_to(file: str) -> Path | None:
 
 
 def _flags_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    given = {name: getattr(arguments, name) for name in ("prompt", "system", "url", "id")}
+    names = ("prompt", "system", "ask", "question_layout", "permutations", "url", "id")
+    given = {name: getattr(arguments, name) for name in names}
     given["output"] = arguments.output_format
-    if arguments.keep is not None:
-        given["keep"] = [name.strip() for name in arguments.keep.split(",") if name.strip()]
+    for name in ("keep", "labels"):
+        if (text := getattr(arguments, name)) is not None:
+            given[name] = [item.strip() for item in text.split(",") if item.strip()]
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _flag_of(key: str) -> str:
+    return "--output-format" if key == "output" else f"--{key.replace('_', '-')}"

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tidemill.engine.config import EngineConfig
 
 _PREFIX_CHARS: Final = 512
-_PROMPTS: Final = ("messages", "prompt", "input", "query", "queries", "text_1")
+_PROMPTS: Final = ("messages", "prompt", "input", "state", "query", "queries", "text_1")
 _CLOSE_SECONDS: Final = 20.0
 
 _Result = TypeVar("_Result")

@@ -16,8 +16,9 @@ from pydantic_core import from_json
 
 from tidemill.batch.file.lines import LineError, parse_line
 from tidemill.batch.file.unknown_parameters import UnknownParameter
+from tidemill.engine.endpoints.decisions import num_distinct_tokens
 from tidemill.engine.endpoints.dispatcher import find_endpoint
-from tidemill.engine.endpoints.endpoint import Endpoint, RequestMetadata
+from tidemill.engine.endpoints.endpoint import Endpoint, FollowingEndpoint, RequestMetadata
 from tidemill.engine.model.config.device import (
     StepLimits,
     choose_device,
@@ -32,6 +33,8 @@ from tidemill.engine.tasks import find_task
 from tidemill.engine.tasks.generation import GenerationTask, endpoints_without_weights
 from tidemill.protocol.contract import EngineError
 from tidemill.protocol.errors import RequestError
+from tidemill.protocol.fetched_urls import has_decision_images
+from tidemill.protocol.output_limit import max_output_tokens
 from tidemill.protocol.parts import has_images
 from tidemill.protocol.requests import check_request
 from tidemill.protocol.routes import ENDPOINTS
@@ -138,7 +141,8 @@ def count_prompt_tokens(
             tokens.refused.add(place)
             continue
         try:
-            if has_images(body):  # their number of tokens depends on unknown sizes
+            # The number of tokens of images depends on unknown sizes.
+            if has_images(body) or ("questions" in body and has_decision_images(body)):
                 constraints.check(request)
                 continue
             endpoint = find_endpoint(line.url, endpoints)
@@ -148,9 +152,13 @@ def count_prompt_tokens(
             tokens.refused.add(place)
             continue
         num_choices = body.get("n") or 1
-        prompts = [len(request.prompt_ids) for request in prepared.requests[::num_choices]]
-        tokens.counts.append(sum(prompts))
-        tokens.most_output_tokens += sum(request.max_tokens for request in prepared.requests)
+        prompts = [request.prompt_ids for request in prepared.requests[::num_choices]]
+        is_decision = isinstance(endpoint, FollowingEndpoint)
+        tokens.counts.append(
+            num_distinct_tokens(prompts) if is_decision else sum(map(len, prompts))
+        )
+        if max_output_tokens(body) != 0:
+            tokens.most_output_tokens += sum(request.max_tokens for request in prepared.requests)
     return tokens
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 from pyarrow import compute
 
 from tidemill.batch.file.lines import FormatError
 from tidemill.batch.table.errors import TableError
+from tidemill.batch.table.question_counts import wording_fault
 from tidemill.batch.table.reader import open_table
 from tidemill.batch.table.recipe import TableFormat
 from tidemill.batch.table.result_columns import PREFIX, ResultColumns, ResultFacts
@@ -19,6 +20,7 @@ from tidemill.batch.table.result_rows import output_batches
 from tidemill.batch.table.writer import open_writer
 
 from ..console.errors import OutputLost
+from ..console.terminal import log
 from .table_input import TableInput
 
 GROWING: Final = ".growing"
@@ -57,10 +59,13 @@ def _count_failed(usage: pa.Array, error: pa.Array, *, or_truncated: bool) -> in
     return int(compute.sum(failed).as_py() or 0)
 
 
-def write_table(table: TableInput, rows: Path, target: Path, form: TableFormat) -> None:
+def write_table(
+    table: TableInput, rows: Path, target: Path, form: TableFormat
+) -> list[dict[str, Any]]:
     """Write the table of all rows in a file of rows; `target` is replaced when it is complete.
 
-    Raises OutputLost if the disk is full.
+    Returns the distribution of the answers to each question of the recipe, and warns of questions
+    with a wording fault. Raises OutputLost if the disk is full.
     """
     with rows.open("rb", buffering=_BUFFER_BYTES) as file:
         columns = ResultColumns(table.recipe, table.kept, ResultFacts.of_rows(file, table.recipe))
@@ -79,3 +84,7 @@ def write_table(table: TableInput, rows: Path, target: Path, form: TableFormat) 
             raise OutputLost(f"{target} cannot be written ({exc.strerror})") from exc
         finally:
             growing.unlink(missing_ok=True)
+    summaries = [counts.summary() for counts in columns.counts]
+    for fault in filter(None, map(wording_fault, summaries)):
+        log(f"warning: {fault}")
+    return summaries

@@ -17,7 +17,7 @@ _NOT_COMPARED = ("id", "created", "created_at", "model", "object", "usage", "sys
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Texts of all choices, or numbers: each vector, or all scores.
+    """Texts of all choices, or numbers: each vector, or all scores; a decision has both.
 
     `finish_reasons` are those of the choices, `num_tokens` is the number of generated tokens.
     """
@@ -54,6 +54,9 @@ def answer_of(body: Mapping[str, Any]) -> Answer:
         named = [choice for choice in choices if isinstance(choice, dict)]
         reasons = tuple(_reason(choice.get("finish_reason")) for choice in named)
         return Answer(tuple(map(_text_of, named)), (), reasons, tokens)
+    if decided := _decided(body.get("answers")):
+        lines, shares = zip(*decided, strict=True)
+        return Answer(("\n".join(lines),), shares, num_tokens=tokens)
     vectors = _vectors_of(body)
     if vectors:
         return Answer(vectors=vectors, num_tokens=tokens)
@@ -61,6 +64,9 @@ def answer_of(body: Mapping[str, Any]) -> Answer:
         return Answer((text,), num_tokens=tokens)
     if isinstance(items := body.get("output"), list):
         return Answer((_text_of_output(items),), (), (_reason(body.get("status")),), tokens)
+    if isinstance(answers := body.get("answers"), list):
+        named = [answer for answer in answers if isinstance(answer, dict)]
+        return Answer(tuple(map(_text_of_decision, named)), num_tokens=tokens)
     rest = {name: value for name, value in body.items() if name not in _NOT_COMPARED}
     return Answer((_json(rest),), num_tokens=tokens)
 
@@ -118,6 +124,16 @@ def _text_of(choice: Mapping[str, Any]) -> str:
     return "\n".join(filter(None, texts))
 
 
+def _text_of_decision(answer: Mapping[str, Any]) -> str:
+    """Return the name of a question and its most likely option, without probabilities."""
+    value = answer.get("choice")
+    if isinstance(share := answer.get("probability"), float):
+        value = share >= 1 / 2
+    elif "score" in answer and isinstance(levels := answer.get("probabilities"), list):
+        value = max(levels, key=lambda level: level["probability"])["label"]
+    return f"{answer.get('name')}: {_as_text(value)}"
+
+
 def _text_of_output(items: Sequence[Any]) -> str:
     """Return the text of the items of `/v1/responses`, with their function calls."""
     texts = []
@@ -152,6 +168,35 @@ def _tokens_of(body: Mapping[str, Any]) -> int | None:
         return None
     tokens = usage.get("completion_tokens", usage.get("output_tokens"))
     return tokens if isinstance(tokens, int) else None
+
+
+def _decided(answers: object) -> list[tuple[str, list[float]]]:
+    """Return each answer of a decision in a line, with its probabilities; empty if malformed."""
+    if isinstance(answers, list):
+        named = [
+            (answer.get("name") if isinstance(answer, dict) else None, answer) for answer in answers
+        ]
+    else:
+        named = [*answers.items()] if isinstance(answers, dict) else []
+    try:
+        return [
+            _decided_line(place if name is None else name, answer)
+            for place, (name, answer) in enumerate(named)
+        ]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return []
+
+
+def _decided_line(name: object, answer: Mapping[str, Any]) -> tuple[str, list[float]]:
+    if answer["type"] == "refusal":
+        return f"{name}: refusal", []
+    shares: Any = answer.get("probabilities")
+    if answer["type"] == "predicate":
+        shares = {"yes": answer["probability"], "no": 1 - answer["probability"]}
+    elif isinstance(shares, list):
+        shares = {item.get("label", item["value"]): item["probability"] for item in shares}
+    winner = max(shares, key=shares.__getitem__)
+    return f"{name}: {_as_text(winner)} ({shares[winner]:.3f})", [*map(float, shares.values())]
 
 
 def _vectors_of(body: Mapping[str, Any]) -> tuple[Sequence[float], ...]:

@@ -208,12 +208,13 @@ def _count_lengths(found: Comparison, a: Answer, b: Answer) -> None:
 
 
 def _count_change(found: Comparison, a: tuple[str, ...], b: tuple[str, ...]) -> None:
-    """Count two different short answers, such as labels; beyond a limit, skip new pairs."""
-    if len(a) != 1 or len(b) != 1 or max(len(a[0]), len(b[0])) > _MAX_LABEL_CHARS:
-        return
-    change = normalized(a[0]).strip(), normalized(b[0]).strip()
-    if change in found.changes or len(found.changes) < _MAX_CHANGES:
-        found.changes[change] += 1
+    """Count different short answers, such as labels; beyond a limit, skip new pairs."""
+    for one, other in zip(a, b, strict=False) if len(a) == len(b) else ():
+        change = normalized(one).strip(), normalized(other).strip()
+        if change[0] == change[1] or max(len(one), len(other)) > _MAX_LABEL_CHARS:
+            continue
+        if change in found.changes or len(found.changes) < _MAX_CHANGES:
+            found.changes[change] += 1
 
 
 def _count_numbers(found: Comparison, difference: NumberDifference) -> None:

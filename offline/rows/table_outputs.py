@@ -9,8 +9,11 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from tidemill.batch.table.questions import question_columns_at_end
 
 from ..console.errors import BadInput, Refused
 from ..files.row_file import RowFile, plain_copy
@@ -90,6 +93,9 @@ def _answer(results: Mapping[str, Any]) -> dict[str, Any]:
         return {"data": [{"index": at, "score": each} for at, each in enumerate(scores)]}
     if "results" in results:
         return {"results": _parsed(results["results"]) or []}
+    names = [*takewhile(lambda name: name != "usage", results)]
+    if questions := question_columns_at_end(names):
+        return {"answers": [{"name": name, "choice": results[name]} for name, *_ in questions]}
     if "finish_reason" not in results:
         return {"text": results.get("text") or ""}
     reasons = _parsed(results["finish_reason"], only_lists=True)

@@ -128,7 +128,7 @@ def answer_text(row: StoredRow) -> AnswerText:
     if answer.num_tokens is not None:
         words.append(f"{answer.num_tokens:,} tokens")
     texts = [*answer.texts]
-    for vector in answer.vectors:
+    for vector in () if texts else answer.vectors:
         first = ", ".join(f"{number:.6g}" for number in vector[:_MAX_NUMBERS])
         more = f", … ({len(vector):,} numbers)" if len(vector) > _MAX_NUMBERS else ""
         texts.append(f"{first}{more}")

@@ -105,6 +105,7 @@ def card_of(run: Run, tally: Tally, info: EngineInfo | None, output: str) -> dic
             "completion": tally.completion_lengths.bins(),
         },
         "errors": tally.failures.kinds(),
+        "questions": tally.questions,
         "load_seconds": round(tally.load_seconds, 3),
         "seconds": round(seconds, 3),
         "rows_per_second": round(tally.answered / seconds, 3) if seconds else None,
@@ -134,6 +135,10 @@ def as_markdown(card: Mapping[str, Any]) -> str:
     for name, title in (("prompt", "Prompt tokens"), ("completion", "Completion tokens")):
         if card["lengths"][name]:
             parts += [f"\n## {title}\n```", *_plot(card["lengths"][name]), "```"]
+    if card["questions"]:
+        from .question_report import question_lines  # late: few runs have questions
+
+        parts += question_lines(card["questions"], card["recipe"])
     for name in ("settings", "recipe"):
         if card[name]:
             text = json.dumps(card[name], ensure_ascii=False, indent=2, default=str)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any, Final
 
+from tidemill.batch.table.recipe import QUESTIONS
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.storage.hub import local_source, snapshot_commit
 from tidemill.engine.storage.model_digest import sampled_digest
@@ -35,8 +36,12 @@ _FLAGS: Final = {
     },
 }
 _JSON_FLAGS: Final = ("hf_overrides", "pooler_config", "mm_processor_kwargs")
-_RECIPE_FLAGS: Final = {name: f"--{name}" for name in ("prompt", "system", "id")}
-_NOT_OF_ROWS: Final = frozenset({"keep", "output", "vectors", "url", "params"})
+_RECIPE_FLAGS: Final = {name: f"--{name}" for name in ("prompt", "system", "id", "permutations")}
+_QUESTIONS: Final = "--ask"
+_LAYOUT: Final = "--question-layout"
+_NOT_OF_ROWS: Final = frozenset(
+    (*("keep", "output", "vectors", "url", "params", "question_layout"), *QUESTIONS)
+)
 """Recipe keys that only change the table written from the rows, or that are named separately."""
 _DIGEST_BYTES: Final = 20
 
@@ -76,6 +81,9 @@ def _recipe_settings(table: TableOptions) -> Iterator[tuple[str, Any]]:
     """Yield the settings that a recipe adds to requests, by flag if there is one."""
     keys, recipe = table.recipe_keys, table.recipe
     yield "--url", recipe.url
+    if recipe.questions:
+        yield _QUESTIONS, [question.body for question in recipe.questions]
+        yield _LAYOUT, recipe.question_layout
     for name, value in keys.items():
         if name not in _NOT_OF_ROWS:
             yield _RECIPE_FLAGS.get(name, f"`{name}` of the recipe"), value
@@ -85,7 +93,9 @@ def _recipe_settings(table: TableOptions) -> Iterator[tuple[str, Any]]:
 
 def is_of_recipe(name: str) -> bool:
     """Return whether a setting belongs to the recipe, which renders the requests."""
-    return name in {"--url", *_RECIPE_FLAGS.values()} or name.endswith(" of the recipe")
+    return name in {"--url", _QUESTIONS, _LAYOUT, *_RECIPE_FLAGS.values()} or name.endswith(
+        " of the recipe"
+    )
 
 
 def with_loaded_model(settings: Settings, info: EngineInfo) -> Settings:

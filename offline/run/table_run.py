@@ -60,7 +60,8 @@ def finish_table(options: RunOptions, table: TableInput, tally: Tally) -> None:
             "run this command with --resume and without --shard to write the table"
         )
         return
-    write_table(table, rows, options.table.output, options.table.output_format)
+    target, form = options.table.output, options.table.output_format
+    tally.questions = write_table(table, rows, target, form)
     again = _retry(options.table.output)
     if tally.rows_failed:
         way = "--resume --retry-failed" if options.no_card else f"`{again}`"

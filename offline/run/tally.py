@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from tidemill.protocol.contract import Usage
 
@@ -39,7 +40,8 @@ class Tally:
 
     `unit` is the input's: `line`, `row` or `element`. `truncated` rows of the whole output have an
     answer that reached its token limit. `usage` covers answered requests, `computed_output_tokens`
-    excludes repeats; `started` is on the monotonic clock.
+    excludes repeats; `started` is on the monotonic clock. `questions` are the distributions of the
+    answers in a complete table.
     """
 
     shard: Shard | None = None
@@ -57,6 +59,7 @@ class Tally:
     failures: ErrorSummary = field(default_factory=ErrorSummary)
     prompt_lengths: LengthCounts = field(default_factory=LengthCounts)
     completion_lengths: LengthCounts = field(default_factory=LengthCounts)
+    questions: list[dict[str, Any]] = field(default_factory=list)
     load_seconds: float = 0.0
     started: float = field(default_factory=time.monotonic)
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+)
 
 from ..errors import RequestError
 from ..fields import Text
@@ -13,9 +21,34 @@ from ..parts import IMAGE
 from ..urls import checked_url
 from .questions import Image, Part, text_of_json
 
+_PART_TYPES = "'input_text', 'input_image', 'input_json', 'output_text' or 'refusal'"
+_TEXTS = ("input_text", "output_text", "text")
+
 
 def _image_url(url: str) -> str:
     return checked_url(url, IMAGE)
+
+
+def _part_type(value: object) -> object:
+    if value not in _TEXTS:
+        raise ValueError(
+            "must be 'input_text', 'input_image', 'input_json', 'output_text' or 'refusal'"
+        )
+    return value
+
+
+def _item_type(value: object) -> object:
+    if value != "message":
+        raise ValueError(
+            "must be 'message', or the type of a function or custom tool call or output"
+        )
+    return value
+
+
+def _container(value: object) -> object:
+    if not isinstance(value, (dict, list)):
+        raise ValueError("must be an object or a list")  # noqa: TRY004 - pydantic's error
+    return value
 
 
 class _Item(BaseModel):
@@ -25,7 +58,7 @@ class _Item(BaseModel):
 class TextItem(_Item):
     """Text of a message, a question or an output."""
 
-    type: Literal["input_text", "output_text", "text"]
+    type: Annotated[Literal["input_text", "output_text", "text"], BeforeValidator(_part_type)]
     text: Text
 
 
@@ -40,7 +73,7 @@ class JsonItem(_Item):
     """JSON, which the model reads as text."""
 
     type: Literal["input_json"]
-    data: dict[str, Any] | list[Any]
+    data: Annotated[Any, AfterValidator(_container)]
 
 
 class ImageItem(_Item):
@@ -51,22 +84,41 @@ class ImageItem(_Item):
     detail: Literal["low", "high", "auto", "original"] | None = None
 
 
-def _form(value: object) -> str:
-    return "<items>" if isinstance(value, list) else "<text>"
+def form_of_input(value: object) -> str | None:
+    """Return the tag of a text or a list; None for another value."""
+    if isinstance(value, str):
+        return "<text>"
+    return "<items>" if isinstance(value, list) else None
 
 
-ContentItem = Annotated[TextItem | RefusalItem | JsonItem | ImageItem, Field(discriminator="type")]
+def _form_of_part(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return _PARTS.get(kind, "<text>") if isinstance(kind, str) else "<text>"
+
+
+_PARTS = {"refusal": "<refusal>", "input_json": "<json>", "input_image": "<image>"}
+ContentItem = Annotated[
+    Annotated[TextItem, Tag("<text>")]
+    | Annotated[RefusalItem, Tag("<refusal>")]
+    | Annotated[JsonItem, Tag("<json>")]
+    | Annotated[ImageItem, Tag("<image>")],
+    Discriminator(_form_of_part),
+]
 Content = Annotated[
     Annotated[Text, Tag("<text>")]
     | Annotated[list[ContentItem], Field(fail_fast=True), Tag("<items>")],
-    Discriminator(_form),
+    Discriminator(
+        form_of_input,
+        custom_error_type="content_form",
+        custom_error_message="Input should be a string or a list of parts",
+    ),
 ]
 
 
 class MessageItem(_Item):
     """A message of a conversation."""
 
-    type: Literal["message"] = "message"
+    type: Annotated[Literal["message"], BeforeValidator(_item_type)] = "message"
     role: Literal["user", "developer", "system", "assistant"]
     content: Content
 
@@ -114,7 +166,7 @@ def content_parts(content: Content, path: str) -> Iterator[Part]:
             case ImageItem():
                 yield Image(f"{path}.{place}", item.image_url)
             case JsonItem():
-                yield text_of_json(item.data)
+                yield text_of_json(item.data, f"{path}.{place}.data")
             case RefusalItem():
                 yield item.refusal
             case _:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -16,10 +18,10 @@ from pydantic import (
     model_validator,
 )
 
-from ..chat import free_names
 from ..errors import RequestError
 from ..fields import Seed, Text, Whole
-from .input_items import Content, InputItem, content_parts, item_parts
+from ..validation import short_repr
+from .input_items import Content, InputItem, content_parts, form_of_input, item_parts
 from .questions import (
     MAX_OPTIONS,
     MAX_ORDERS,
@@ -32,6 +34,8 @@ from .questions import (
     Option,
     Part,
     Question,
+    TemplateVariables,
+    check_size,
     merged,
 )
 
@@ -42,22 +46,29 @@ def _value_form(value: object) -> str:
     return "<boolean>" if isinstance(value, bool) else "<text>"
 
 
-def _distinct(choices: list[Choice]) -> list[Choice]:
+def _check_distinct(values: Iterable[str | bool]) -> None:
     seen = set()
-    for choice in choices:
-        key = type(choice.value), choice.value
+    for value in values:
+        key = type(value), value
         if key in seen:
-            raise ValueError(f"must be distinct; {choice.value!r} occurs twice")
+            raise ValueError(f"must be distinct, but {short_repr(value)} occurs twice")
         seen.add(key)
+
+
+def _distinct(choices: list[Choice]) -> list[Choice]:
+    _check_distinct(choice.value for choice in choices)
     return choices
 
 
 def _distinct_labels(levels: list[Level]) -> list[Level]:
-    labels = [level.label for level in levels]
-    twice = next((label for place, label in enumerate(labels) if label in labels[:place]), None)
-    if twice is not None:
-        raise ValueError(f"must be distinct; {twice!r} occurs twice")
+    _check_distinct(level.label for level in levels)
     return levels
+
+
+def _question_type(value: object) -> object:
+    if value != "predicate":
+        raise ValueError("must be 'predicate', 'choice' or 'score'")
+    return value
 
 
 class _Asked(BaseModel):
@@ -70,7 +81,7 @@ class _Asked(BaseModel):
 class Predicate(_Asked):
     """A question that is answered with yes or no."""
 
-    type: Literal["predicate"]
+    type: Annotated[Literal["predicate"], BeforeValidator(_question_type)]
 
 
 class Choice(BaseModel):
@@ -116,11 +127,17 @@ class ScoreQuestion(_Asked):
     ]
 
 
-AnyQuestion = Annotated[Predicate | ChoiceQuestion | ScoreQuestion, Field(discriminator="type")]
+def _kind(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return f"<{kind}>" if kind in ("choice", "score") else "<predicate>"
 
 
-def _input_form(value: object) -> str:
-    return "<items>" if isinstance(value, list) else "<text>"
+AnyQuestion = Annotated[
+    Annotated[Predicate, Tag("<predicate>")]
+    | Annotated[ChoiceQuestion, Tag("<choice>")]
+    | Annotated[ScoreQuestion, Tag("<score>")],
+    Discriminator(_kind),
+]
 
 
 class DecisionRequest(BaseModel):
@@ -136,7 +153,11 @@ class DecisionRequest(BaseModel):
     input: Annotated[
         Annotated[_Filled, Tag("<text>")]
         | Annotated[list[InputItem], Field(fail_fast=True, min_length=1), Tag("<items>")],
-        Discriminator(_input_form),
+        Discriminator(
+            form_of_input,
+            custom_error_type="input_form",
+            custom_error_message="Input should be a string or a list of items",
+        ),
     ]
     questions: Annotated[
         list[AnyQuestion], Field(fail_fast=True, min_length=1, max_length=MAX_QUESTIONS)
@@ -146,7 +167,7 @@ class DecisionRequest(BaseModel):
     question_layout: Layout | None = None
     debias: Annotated[Whole, Field(ge=1, le=MAX_ORDERS)] | None = None
     seed: Seed | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(free_names)] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     cache_salt: _Filled | None = None
 
     @model_validator(mode="after")
@@ -165,18 +186,19 @@ class DecisionRequest(BaseModel):
                     f"`questions.{place}.{field}` must have at least 2 items.",
                     param=f"questions.{place}.{field}",
                 )
-        if not self.asked or not self.state_parts:
+        check_size(self)
+        if not self.state_parts:
             raise RequestError("`input` must not be empty.", param="input")
         return self
 
-    @property
+    @cached_property
     def state_parts(self) -> list[Part]:
         """Return the input that the questions are about: its text, or a transcript of its items."""
         if isinstance(self.input, str):
             return [self.input]
         return merged(item_parts(self.input, "input"))
 
-    @property
+    @cached_property
     def asked(self) -> list[Question]:
         """Return the questions in their order."""
         return [_question(place, question) for place, question in enumerate(self.questions)]

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
-from ..chat import free_names
 from ..errors import RequestError
 from ..fields import Seed, Text, Whole
 from ..parts import IMAGE
@@ -23,6 +31,9 @@ from .questions import (
     Option,
     Part,
     Question,
+    TemplateVariables,
+    check_size,
+    checked_text,
     merged,
     text_of_json,
 )
@@ -45,6 +56,25 @@ class SystemOneQuestion(BaseModel):
     criteria: Any = None
 
 
+_Questions = dict[str, SystemOneQuestion]
+
+
+def _one_by_one(value: object, validate: ValidatorFunctionWrapHandler) -> _Questions:
+    """Validate questions up to the first with a fault."""
+    if not isinstance(value, dict):
+        return cast("_Questions", validate(value))
+    if not value:
+        raise ValueError("must not be empty")
+    if len(value) > MAX_QUESTIONS:
+        raise ValueError(f"must not have more than {MAX_QUESTIONS} items")
+    if "" in value:
+        raise ValueError("must not have an empty name")
+    checked: _Questions = {}
+    for name, question in value.items():
+        checked |= validate({name: question})
+    return checked
+
+
 class SystemOneRequest(BaseModel):
     """The body of a request to `/v1/systemone`.
 
@@ -55,12 +85,12 @@ class SystemOneRequest(BaseModel):
 
     model: str | None = None
     state: Any
-    questions: Annotated[
-        dict[_Filled, SystemOneQuestion], Field(min_length=1, max_length=MAX_QUESTIONS)
-    ]
+    questions: Annotated[dict[Text, SystemOneQuestion], WrapValidator(_one_by_one)]
     instructions: Text | None = None
-    images: list[Annotated[str, AfterValidator(_image_url)]] | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(free_names)] | None = None
+    images: (
+        Annotated[list[Annotated[str, AfterValidator(_image_url)]], Field(fail_fast=True)] | None
+    ) = None
+    chat_template_kwargs: TemplateVariables | None = None
     cache_salt: _Filled | None = None
 
     question_layout: Layout | None = None
@@ -69,36 +99,40 @@ class SystemOneRequest(BaseModel):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        """Refuse criteria of a wrong form."""
-        if not self.asked or not self.state_parts:
+        """Refuse criteria of a wrong form, and an empty state."""
+        check_size(self)
+        if not self.state_parts:
             raise RequestError("`state` must not be empty.", param="state")
         return self
 
-    @property
+    @cached_property
     def state_parts(self) -> list[Part]:
         """Return the input that the questions are about: the images, then the state's text."""
         images = [Image(f"images.{place}", url) for place, url in enumerate(self.images or ())]
-        return merged([*images, text_of_json(self.state)])
+        return merged([*images, text_of_json(self.state, "state")])
 
-    @property
+    @cached_property
     def asked(self) -> list[Question]:
         """Return the questions in their order; raise `RequestError` for invalid criteria."""
         return [_question(name, question) for name, question in self.questions.items()]
 
 
 def _question(name: str, question: SystemOneQuestion) -> Question:
-    text = text_of_json(question.instructions)
+    path = f"questions.{name}.instructions"
+    text = "" if question.instructions is None else text_of_json(question.instructions, path)
     if not text.strip():
-        path = f"questions.{name}.instructions"
         raise RequestError(f"`{path}` is required.", param=path)
-    options = _OPTIONS[question.type](f"questions.{name}.criteria", question.criteria)
+    path = f"questions.{name}.criteria"
+    options = _OPTIONS[question.type](path, question.criteria)
+    for option in options:
+        checked_text(f"{option.text}{option.description}", path)
     return Question(_KINDS[question.type], (text,), options)
 
 
 def _choices(path: str, criteria: object) -> tuple[Option, ...]:
     if not isinstance(criteria, dict) or not _all_texts(criteria.values(), or_null=True):
         raise _wrong(path, "an object of descriptions (or null) by option")
-    _check_number(path, len(criteria), "options")
+    _check_number(path, len(criteria), "options", least=1)
     if "" in criteria:
         raise _wrong(path, "an object without an empty option")
     return tuple(Option(text, description) for text, description in criteria.items())
@@ -120,7 +154,7 @@ def _levels(path: str, criteria: object) -> tuple[Option, ...]:
         raise _wrong(path, "a list of levels, the lowest first")
     if len(set(criteria)) < len(criteria):
         raise _wrong(path, "a list of distinct levels")
-    _check_number(path, len(criteria), "levels")
+    _check_number(path, len(criteria), "levels", least=2)
     return tuple(map(Option, criteria))
 
 
@@ -131,10 +165,10 @@ def _all_texts(values: Any, *, or_null: bool = False) -> bool:
     return all(isinstance(value, str) or (or_null and value is None) for value in values)
 
 
-def _check_number(path: str, count: int, what: str) -> None:
-    if not 2 <= count <= MAX_OPTIONS:
+def _check_number(path: str, count: int, what: str, *, least: int) -> None:
+    if not least <= count <= MAX_OPTIONS:
         raise RequestError(
-            f"`{path}` must have 2 to {MAX_OPTIONS} {what}; got {count}.", param=path
+            f"`{path}` must have {least} to {MAX_OPTIONS} {what}; got {count}.", param=path
         )
 
 

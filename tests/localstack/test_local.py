@@ -460,3 +460,39 @@ def test_rows_of_a_table_are_the_same_whichever_way_they_go(
     with Engine() as engine:
         table = engine.answer_table(reviews, **tomllib.loads(recipe))
     assert table["text"].to_pylist() == expected
+
+
+def test_decisions_over_a_dropped_table_are_those_of_a_run(
+    cloud: LocalCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CSV is decided by `tidemill run` and as a drop, with its recipe next to it."""
+    monkeypatch.chdir(tmp_path)
+    tickets = [f"t{n},My lamp has been broken for {n} days." for n in range(2, 8)]
+    Path("t.csv").write_text("\n".join(["id,ticket", *tickets, ""]))
+    Path("t.recipe.toml").write_text(
+        "id = 'id'\npermutations = 2\nask = ['damaged: Is something damaged?', "
+        "'team = billing|shipping: Which team?', 'tone = calm<furious: How upset is it?']\n"
+    )
+    environment = environment_for(cloud.endpoint_url) | {"PYTHONPATH": str(ROOT)}
+    environment |= {"TIDEMILL_BASE_URL": cloud.api_url, "TIDEMILL_API_KEY": cloud.key}
+
+    def typed(*words: str) -> None:
+        command = [sys.executable, "-m", "tidemill", *words]
+        subprocess.run(command, env=os.environ | environment, check=True)
+
+    typed("run", "t.csv", "-o", "run.csv")
+    typed("drop", "t.csv", "--bucket", cloud.outputs.bucket, "--wait", "-o", "dropped.csv")
+    expected = _decided("run.csv")
+    assert [*expected[0]][2:5] == ["damaged", "damaged_confidence", "damaged_probabilities"]
+    for row, right in zip(_decided("dropped.csv"), expected, strict=True):
+        assert row.keys() == right.keys()
+        assert (row["id"], row["error"]) == (right["id"], "")
+        # Another batch rounds in another way.
+        for question in ("damaged", "team", "tone"):
+            column = f"{question}_probabilities"
+            assert json.loads(row[column]) == pytest.approx(json.loads(right[column]), abs=0.02)
+
+
+def _decided(name: str) -> list[dict[str, str]]:
+    with Path(name).open(newline="") as file:
+        return [*csv.DictReader(file)]

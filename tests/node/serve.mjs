@@ -102,6 +102,23 @@ test("text completions are answered, whole and streamed", async () => {
   assert.deepEqual(texts, whole.choices.map((choice) => choice.text));
 });
 
+test("a decision has typed answers in the order of its questions", async () => {
+  const decision = await client.decisions.create({
+    model,
+    input: [{ role: "user", content: [{ type: "input_text", text: "Paris is a city." }] }],
+    questions: [
+      { type: "predicate", instructions: "Is a city named?", name: "city" },
+      { type: "choice", instructions: "Which?", choices: [{ value: true }, { value: "true" }] },
+      { type: "score", instructions: "How upset?", levels: [{ label: "calm" }, { label: "angry" }] },
+    ],
+  });
+  const [city, which, tone] = decision.answers;
+  assert.deepEqual([city.type, city.name], ["predicate", "city"]);
+  assert.deepEqual(which.probabilities.map((each) => each.value), [true, "true"]);
+  assert.ok(tone.score >= 0 && tone.score <= 1);
+  assert.equal(decision.usage.total_tokens, decision.usage.input_tokens);
+});
+
 test("errors raise the client's own exceptions", async () => {
   await assert.rejects(client.chat.completions.create({ ...request, temperature: -1 }), (error) => {
     assert.ok(error instanceof OpenAI.BadRequestError);

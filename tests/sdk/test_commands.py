@@ -46,6 +46,18 @@ def test_a_run_returns_what_its_card_says(tmp_path: Path, monkeypatch: pytest.Mo
         run(source, out, **flags)
 
 
+def test_a_run_asks_questions(tmp_path: Path) -> None:
+    """Several flags of one name are a list."""
+    source = tmp_path / "t.csv"
+    source.write_text("q\nMy lamp is broken.\n")
+    questions = ["broken: Is it broken?", "team = a|b: Which?"]
+    done = run(source, ask=questions, permutations=2, progress=False)
+    assert [one["name"] for one in done.card["questions"]] == ["broken", "team"]
+    assert done.output.read_text().startswith("q,broken,broken_confidence,")
+    done = run(source, tmp_path / "o.csv", prompt="{{ q }}", labels=["a", "b"], progress=False)
+    assert done.output.read_text().startswith("q,label,label_confidence,")
+
+
 def test_a_run_is_resumed_with_its_settings(tmp_path: Path) -> None:
     """Other ones are an exception; keywords allow them, or a higher limit for truncated rows."""
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"

@@ -41,6 +41,6 @@ def test_the_examples_of_docstrings_are_true() -> None:
         runner = doctest.DocTestRunner()
         examples = {test.name.rpartition(".")[2]: runner.run(test) for test in found}
     assert {name for name, result in examples.items() if result.attempted} == {
-        *("Engine", "answer", "answer_one", "answer_many", "answer_table")
+        *("Engine", "answer", "answer_one", "answer_many", "answer_table", "decide")
     }
     assert [name for name, result in examples.items() if result.failed] == []

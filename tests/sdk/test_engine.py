@@ -57,6 +57,28 @@ def test_an_answer_is_the_body_of_a_response(engine: Engine) -> None:
     assert body["object"] == "text_completion"
 
 
+def test_decisions_about_many_inputs_are_in_their_order(engine: Engine) -> None:
+    """An input is text or items; a failed one has its error in its place."""
+    choice = {
+        "type": "choice",
+        "instructions": "Which?",
+        "choices": [{"value": True}, {"value": 7}],
+    }
+    questions = ["Is a city named?", {**choice, "choices": [{"value": True}, {"value": "x"}]}]
+    items = [{"role": "user", "content": "Paris"}]
+    text, same, failed = engine.decide_many(["Paris", items, ""], questions, progress=False)
+    assert isinstance(text, list)
+    assert isinstance(same, list)
+    assert [answer["type"] for answer in text] == ["predicate", "choice"]
+    assert same[0]["probability"] == pytest.approx(text[0]["probability"], abs=1e-5)
+    assert isinstance(failed, RequestFailed)
+    assert failed.param == "input"
+    with pytest.raises(RequestFailed, match="must be a valid string"):
+        engine.decide("Paris", [choice])
+    [answer] = engine.decide("Paris", questions[1:], debias=2)
+    assert isinstance(answer["choice"], (bool, str))
+
+
 def test_a_request_that_fails_is_an_exception_that_says_why(engine: Engine) -> None:
     """With status, code and parameter, as of the API."""
     with pytest.raises(RequestFailed, match="`messages` must be") as caught:
@@ -175,6 +197,19 @@ def test_a_table_is_answered(engine: Engine) -> None:
     far = pa.array([1], pa.int64()).view(pa.timestamp("s", "Mars/Phobos"))
     with pytest.raises(TidemillError, match="column `q` is timestamp"):
         engine.answer_table(pa.table({"q": far}), prompt="{{ q }}")
+
+
+def test_questions_about_a_table_are_answered(engine: Engine) -> None:
+    """`ask` is a list of questions, or one of them."""
+    table = pa.table({"q": ["My lamp is broken.", "Where is my parcel?"]})
+    found = engine.answer_table(table, ask=["broken: Is it broken?", "team = a|b: Which team?"])
+    assert [found.schema.field(name).type for name in ("broken", "team")] == [
+        pa.bool_(),
+        pa.string(),
+    ]
+    assert {*found.column("team").to_pylist()} <= {"a", "b"}
+    found = engine.answer_table(table, ask="broken: Is it broken?", keep=[])
+    assert found.column_names[:2] == ["broken", "broken_confidence"]
 
 
 def test_paths_rows_and_columns_are_tables(engine: Engine, tmp_path: Path) -> None:

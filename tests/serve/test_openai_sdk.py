@@ -6,9 +6,15 @@ import asyncio
 from collections import defaultdict
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.decision import (
+    AnswerAnswerResourceChoice,
+    AnswerAnswerResourcePredicate,
+    AnswerAnswerResourceScore,
+)
 
 from bench.server.served import Place
 from tests.serve.conftest import KEY
@@ -144,6 +150,87 @@ def test_raw_responses_have_their_headers(client: openai.OpenAI) -> None:
         lines = [line for line in response.iter_lines() if line]
     assert all(line.startswith("data: ") for line in lines)
     assert lines[-1] == "data: [DONE]"
+
+
+DECISION: dict[str, Any] = {
+    "model": demo.NAME,
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "Paris is a city."}]},
+        {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "a", "output": "It is."},
+    ],
+    "questions": [
+        {"type": "predicate", "instructions": "Is a city named?", "name": "city"},
+        {
+            "type": "choice",
+            "instructions": [{"type": "input_text", "text": "Which?"}],
+            "choices": [{"value": True}, {"value": "true", "description": "a word"}],
+        },
+        {"type": "score", "instructions": "How?", "levels": [{"label": "a"}, {"label": "b"}]},
+    ],
+}
+
+
+def test_a_decision_has_typed_answers(client: openai.OpenAI) -> None:
+    """They are in the order of the questions; a boolean is no string."""
+    decision = client.decisions.create(
+        **DECISION, safety_identifier="x", prompt_cache_key="y", prompt_cache_options={}
+    )
+    assert decision.model == demo.NAME
+    predicate, choice, score = decision.answers
+    assert isinstance(predicate, AnswerAnswerResourcePredicate)
+    assert isinstance(choice, AnswerAnswerResourceChoice)
+    assert isinstance(score, AnswerAnswerResourceScore)
+    assert (predicate.name, choice.name) == ("city", None)
+    assert [each.value for each in choice.probabilities] == [True, "true"]
+    assert choice.confidence == max(each.probability for each in choice.probabilities)
+    assert sum(each.probability for each in choice.probabilities) == pytest.approx(1)
+    assert score.score == pytest.approx(score.probabilities[1].probability)
+    assert [each.label for each in score.probabilities] == ["a", "b"]
+    assert decision.usage.total_tokens == decision.usage.input_tokens > 0
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.decisions.create(**{**DECISION, "questions": []})
+    assert caught.value.param == "questions"
+
+
+def test_system_one_answers_in_vllms_form(place: Place) -> None:
+    """The fields are those of vLLM's documentation, by the names of the questions."""
+    questions = {
+        "team": {
+            "type": "choice",
+            "instructions": "Which team?",
+            "criteria": {"billing": "payments", "shipping": None},
+        },
+        "urgent": {"type": "noul", "instructions": "Urgent?", "criteria": {"true": "money"}},
+        "tone": {"type": "score", "instructions": "How?", "criteria": ["calm", "furious"]},
+    }
+    state, off = {"ticket": "My card was charged twice."}, {"enable_thinking": False}
+    body = {"state": state, "questions": questions, "chat_template_kwargs": off}
+    reply = httpx.post(
+        f"{place.url}/v1/systemone",
+        json={"model": demo.NAME, **body},
+        headers={"authorization": f"Bearer {KEY}"},
+        timeout=60,
+    ).json()
+    assert {*reply} == {"id", "object", "created", "model", "answers", "usage", "diagnostics"}
+    assert (reply["id"][:9], reply["object"]) == ("decision-", "structured_decision")
+    assert [*reply["answers"]] == [*reply["diagnostics"]] == [*questions]
+    team, urgent, tone = reply["answers"].values()
+    assert [*team] == ["type", "choice", "probabilities", "confidence"]
+    assert [*urgent] == ["type", "noul", "probabilities", "confidence"]
+    assert {*tone} == {"type", "score", "legend", "probabilities", "confidence"}
+    assert {*team["probabilities"]} == {"billing", "shipping"}
+    assert urgent["probabilities"] == {
+        "yes": urgent["noul"],
+        "no": pytest.approx(1 - urgent["noul"]),
+    }
+    assert tone["legend"] == {"0": "calm", "1": "furious"}
+    for answer, diagnostics in zip(
+        (team, urgent, tone), reply["diagnostics"].values(), strict=True
+    ):
+        assert {*diagnostics} == {"label_mass", "argmax_is_label"}
+        most = max(answer["probabilities"].values())
+        assert answer["confidence"] == pytest.approx(most * diagnostics["label_mass"])
 
 
 @pytest.mark.parametrize(

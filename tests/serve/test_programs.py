@@ -15,6 +15,14 @@ from tools.demo.train_reranker import base_path
 
 LISBON = {"city": "Lisbon"}
 QUICK: dict[str, Any] = {
+    "langchain_decisions": {
+        "named": ["city", "kind", "tone"],
+        "sum": 1.0,
+        "options": 2,
+        "levels": ["calm", "annoyed", "furious"],
+        "counted": True,
+        "message": True,
+    },
     "langchain_openai": {
         "whole": "Paris",
         "counted": True,

@@ -22,6 +22,8 @@ from tidemill.server import sagemaker_routes
         ({"messages": []}, "/v1/chat/completions"),
         ({"prompt": "a"}, "/v1/completions"),
         ({"input": "a"}, "/v1/embeddings"),
+        ({"input": "a", "questions": []}, "/v1/decisions"),
+        ({"state": None, "questions": {}, "instructions": "a"}, "/v1/systemone"),
         ({"query": "a", "documents": []}, "/v1/rerank"),
         ({"text_1": "a", "text_2": "b"}, "/v1/score"),
         ({"queries": "a", "documents": []}, "/v1/score"),

@@ -13,6 +13,7 @@ import pyarrow as pa
 from tidemill.batch.file.lines import FormatError
 from tidemill.batch.table.cells import output_cells, problem_of
 from tidemill.batch.table.errors import TableError
+from tidemill.batch.table.questions import question_columns_at_end
 from tidemill.batch.table.reader import ParquetTable, Table, open_table
 from tidemill.batch.table.result_columns import PREFIX
 
@@ -148,7 +149,10 @@ def first_result(names: Sequence[str]) -> int:
     ends = [at for at in range(1, len(bare)) if bare[at - 1 : at + 1] == ["usage", "error"]]
     if not ends:
         return 0
-    first, seen = ends[-1] - 1, {"usage"}
+    last = ends[-1] - 1
+    if questions := question_columns_at_end(bare[:last]):
+        return last - sum(map(len, questions))
+    first, seen = last, {"usage"}
     while first and bare[first - 1] in _RESULTS - seen:
         first -= 1
         seen.add(bare[first])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tidemill.batch.table.errors import RecipeError
-from tidemill.batch.table.recipe import load_recipe, parse_recipe
+from tidemill.batch.table.recipe import load_recipe, overridden, parse_recipe
 
 from ...errors import TidemillError
 from ..batch_answers import BatchAnswers, check_ids
@@ -17,16 +17,12 @@ from ..batch_answers import BatchAnswers, check_ids
 if TYPE_CHECKING:
     from ray.data import Dataset
 
-_PROMPTS = ("prompt", "messages")
-
 
 def checked_keys(file: str | Path | None, given: Mapping[str, Any], ds: Dataset) -> dict[str, Any]:
     """Return the keys of a recipe for a dataset; raises TidemillError for an invalid recipe."""
     try:
         keys = {} if file is None else load_recipe(Path(file).read_text(encoding="utf-8"))
-        if "prompt" in given:
-            keys = {name: value for name, value in keys.items() if name not in _PROMPTS}
-        keys |= given
+        keys = overridden(keys, given)
         recipe = parse_recipe(keys)
         check_ids(recipe)
     except (OSError, UnicodeDecodeError) as exc:

@@ -31,6 +31,26 @@ def test_check_shows_the_first_requests(shell: Shell) -> None:
     assert shown[1]["body"]["messages"] == [{"role": "user", "content": "Say x1"}]
 
 
+def test_check_shows_rows_with_their_questions(shell: Shell) -> None:
+    """As the model reads them; a question with an invalid form is rejected first."""
+    table = write("t.csv", "id,text\na,It broke.\n")
+    questions = ("--ask", "team = billing|shipping: Which team?", "--ask", "damaged: Is it broken?")
+    result = shell.type("check", table, *questions, "--id", "id")
+    assert result.status == 0
+    assert "/v1/decisions: 1 row" in result.out
+    assert result.out.endswith(
+        "row 1:\nQuestion 1: Which team?\nA: billing\nB: shipping\n\nQuestion 2: Is it broken?\n\n"
+        "Input:\ntext: It broke.\n\n"
+    )
+    row_first = shell.type("check", table, *questions, "--question-layout", "row_first")
+    assert "row 1:\nid: a\ntext: It broke.\n\nQuestion: Which team?\nA: " in row_first.out
+    result = shell.type("check", table, "--ask", "text: Is it broken?")
+    assert (result.status, "the question `text` needs a column `text`" in result.err) == (1, True)
+    result = shell.type("check", table, "--ask", "Is it broken?")
+    assert result.status == 2
+    assert "has no colon: write 'answer: Is it broken?'" in result.err
+
+
 @pytest.mark.parametrize("command", ["check", "submit"])
 def test_rows_without_a_request_are_reported(shell: Shell, command: str) -> None:
     """The error contains row and column, or an unknown parameter; nothing is uploaded."""

@@ -176,6 +176,36 @@ def test_a_parquet_file_comes_back_as_one(files: Cloud) -> None:
     assert report["tidemill"]["table_url"] == f"s3://{files.bucket}/output/reviews.parquet"
 
 
+def decision_of(number: int, line: dict[str, Any]) -> FinishedRow:
+    """Return the answers to a line's questions: yes for long inputs."""
+    share = 0.75 if len(line["body"]["input"]) > len("text: bad") else 0.25
+    answer = {"type": "predicate", "name": "good", "probability": share}
+    usage = {"input_tokens": 3, "output_tokens": 0, "total_tokens": 3}
+    diagnostics = {"name": "good", "label_mass": 0.5, "argmax_is_label": True}
+    body = {"answers": [answer], "usage": usage, "diagnostics": [diagnostics]}
+    response = {"status_code": 200, "request_id": "r", "body": body}
+    row = {"id": "x", "custom_id": line["custom_id"], "response": response, "error": None}
+    return FinishedRow(number, to_json(row) + b"\n", is_success=True, usage=Usage(3))
+
+
+def test_questions_about_a_dropped_table_are_columns_of_it(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch's report has the distribution of the answers."""
+    monkeypatch.setattr(f"{__name__}.row_of", decision_of)
+    recipe = b"ask = ['good: Is it good?']\nkeep = ['text']\nprompt = 'text: {{ text }}'\n"
+    batch = drop(mini, parquet(REVIEWS), "input/asked.parquet", recipe)
+    assert batch.endpoint == "/v1/decisions"
+    ended = finished(mini, published(mini, batch))
+    assert (ended.status, ended.errors) == (Status.COMPLETED, ())
+    made = pq.read_table(io.BytesIO(table_of(mini, ended)))
+    assert made.schema.names[:3] == ["text", "good", "good_confidence"]
+    assert made["good"].to_pylist() == [False, True, True, True]
+    report = from_json(mini.run(mini.deployment.bucket.get(ended.outputs.report_key)))
+    [question] = report["tidemill"]["questions"]
+    assert question["values"] == {"true": 3, "false": 1}
+
+
 class Form(NamedTuple):
     """A table format: how to write one, additional settings of its recipe, and the result."""
 

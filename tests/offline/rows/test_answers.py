@@ -61,6 +61,22 @@ def test_what_says_nothing_about_the_answer_is_not_compared(
     assert difference_between(answer_of(a), answer_of(b)) is None
 
 
+def test_decisions_are_read_as_lines_and_compared_by_their_probabilities() -> None:
+    """Both formats are known; malformed answers are compared as JSON."""
+    predicate = {"type": "predicate", "name": "city", "probability": 0.25}
+    shares = [{"value": True, "probability": 0.75}, {"value": "true", "probability": 0.25}]
+    choice = {"type": "choice", "name": None, "choice": True, "probabilities": shares}
+    one = answer_of({"answers": [predicate, choice, {"type": "refusal", "name": "x"}]})
+    assert one.texts == ("city: no (0.750)\n1: true (0.750)\nx: refusal",)
+    other = answer_of({"answers": [predicate | {"probability": 0.5}, choice, {"type": "refusal"}]})
+    difference = difference_between(one, other)
+    assert isinstance(difference, NumberDifference)
+    assert difference.max_abs == 0.25
+    tone = {"type": "score", "probabilities": {"0": 0.2, "1": 0.8}, "legend": {}}
+    assert answer_of({"answers": {"tone": tone}}).texts == ("tone: 1 (0.800)",)
+    assert answer_of({"answers": [7]}).texts == ('{"answers": [7]}',)
+
+
 @pytest.mark.parametrize(
     ("a", "b", "position"),
     [

@@ -73,6 +73,14 @@ def runs(tmp_path: Path) -> Runs:
         ("/chat/completions", GREEDY),
         (COMPLETIONS, {"prompt": ["a", "b"], "temperature": 0}),
         ("/v1/generative_scoring", {"query": "a", "items": ["b"], "label_token_ids": [1]}),
+        (
+            "/v1/decisions",
+            {"input": "a", "questions": [{"type": "predicate", "instructions": "b"}]},
+        ),
+        (
+            "/v1/systemone",
+            {"state": None, "questions": {"a": {"type": "noul", "instructions": "b"}}},
+        ),
         ("/v1/embeddings", {"input": "a"}),
         ("/v1/score", {"text_1": "a", "text_2": ["b"]}),
         ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}),

@@ -122,6 +122,14 @@ def test_an_event_loop_has_the_answers_alone() -> None:
             {"input": "{{ names }}", "url": "/v1/embeddings"},
             ["embedding: list<item: list<item: float>>", "usage", "error"],
         ),
+        (
+            {"ask": ["tone = calm<angry: How upset?"]},
+            [
+                *("tone: string", "tone_score: double", "tone_confidence: double"),
+                "tone_probabilities: struct<calm: double, angry: double>",
+                *("usage", "error"),
+            ],
+        ),
     ],
 )
 def test_the_columns_of_answers_are_known_beforehand(

@@ -1,0 +1,88 @@
+"""Decisions and generative scoring read the same probabilities of the same prompt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from tests.engine.scripted_model import METADATA
+from tidemill import demo
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.endpoints.decisions import Decisions
+from tidemill.engine.endpoints.dispatcher import Dispatcher
+from tidemill.engine.load import load_served
+from tidemill.engine.tasks.generation import endpoints_without_weights
+
+CONFIG = EngineConfig(str(demo.MODEL_PATH), dtype="float32", max_num_seqs=8)
+QUESTIONS: list[dict[str, Any]] = [
+    {"type": "predicate", "instructions": "Is a city named?"},
+    {
+        "type": "choice",
+        "instructions": "Which kind of place?",
+        "choices": [{"value": "city"}, {"value": "river"}, {"value": True}],
+    },
+    {"type": "score", "instructions": "How big?", "levels": [{"label": "a"}, {"label": "b"}]},
+]
+BODY = {"input": "The Seine flows through Paris.", "questions": QUESTIONS}
+
+
+@pytest.fixture(scope="module", name="served")
+def fixture_served() -> Iterator[Dispatcher]:
+    """Return the demo model in fp32."""
+    with closing(load_served(CONFIG, served_names=("m",), chat_template=None)) as served:
+        assert isinstance(served, Dispatcher)
+        yield served
+
+
+async def next_token_probabilities(
+    served: Dispatcher, prompt: list[int], tokens: list[int]
+) -> dict[int, float]:
+    """Return the probability of each token after a prompt, by generative scoring."""
+    found: dict[int, float] = {}
+    for start in range(0, len(tokens), 128):
+        some = tokens[start : start + 128]
+        body = {
+            "query": prompt[:-1],
+            "items": [prompt[-1:]],
+            "label_token_ids": some,
+            "apply_softmax": False,
+        }
+        reply = await served.respond("/v1/generative_scoring", body, "req_1", 0)
+        assert reply.status_code == 200, reply.body
+        found |= dict(zip(some, reply.body["scores"][0], strict=True))
+    return found
+
+
+@pytest.mark.parametrize("layout", ["row_first", "questions_first"])
+async def test_a_decision_is_the_sum_over_all_paths_of_generative_scoring(
+    served: Dispatcher, layout: str
+) -> None:
+    """It holds for labels of one token and of several, in fp32."""
+    body = BODY | {"question_layout": layout}
+    [decisions] = [e for e in endpoints_without_weights(CONFIG, None) if isinstance(e, Decisions)]
+    prepared = decisions.prepare(body, METADATA)
+    reply = await served.respond("/v1/decisions", body, "req_1", 0)
+    for number, answer in enumerate(reply.body["answers"]):
+        read, prompt = prepared.context.reads[number], prepared.requests[number].prompt_ids
+        probability = {(): 1.0}
+        for path in sorted(read.tree.next_tokens, key=len):
+            tokens = [*read.tree.next_tokens[path]]
+            after = await next_token_probabilities(served, [*prompt, *path], tokens)
+            probability |= {(*path, token): probability[path] * after[token] for token in tokens}
+        sums = [0.0] * len(read.labels)
+        for path, label in read.tree.label_of.items():
+            sums[label] += probability[path]
+        of_options = [sums[place] for place in read.places]
+        mass = math.fsum(of_options)
+        shares = (
+            [answer["probability"]]
+            if answer["type"] == "predicate"
+            else [each["probability"] for each in answer["probabilities"]]
+        )
+        expected = [share / mass for share in of_options][: len(shares)]
+        assert shares == pytest.approx(expected, abs=1e-5)
+        assert reply.body["diagnostics"][number]["label_mass"] == pytest.approx(mass, rel=1e-4)
