@@ -82,8 +82,9 @@ published:
 | Julia | `{julia}` | head at option markers | 20 options |
 | Liquid d1 | `{liquid}` | next token, own labels | 26 options, 10 levels |
 
-They read text only. Their prompts are fixed: `question_layout` is rejected, and except by Liquid d1
-`instructions` too. `--truncate-prompt-tokens -1` truncates inputs for Clef, Laya and Julia.
+They read text only. Their prompts are fixed: `question_layout` has no effect, and `instructions`
+are rejected, except by Liquid d1. For Clef, Laya and Julia, `--truncate-prompt-tokens -1` truncates
+inputs.
 
 ## Transformers' classes
 These types of transformers {version} are tried: slower, on one GPU, without adapters or images, and

@@ -27,7 +27,6 @@ from .published_prompts import (
     NOT_SUPPORTED,
     answer_of,
     check_count,
-    check_fixed,
     question_paths,
     shown_orders,
     state_text,
@@ -74,7 +73,6 @@ class LiquidReader(OneStepReader):
     ) -> _Prepared:
         """Return a sequence of one new token for each read."""
         del body
-        check_fixed(decision, has_instructions=True)
         state, seed = state_text(decision, _indented), decision_seed(decision)
         questions, num_tokens, num_chars = decision.asked, 0, 0
         requests, reads = [], []

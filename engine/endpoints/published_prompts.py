@@ -17,18 +17,12 @@ from .decision_prompts import orders
 NOT_SUPPORTED = "decisions_not_supported"
 
 
-def check_fixed(decision: Decision, *, has_instructions: bool = False) -> None:
-    """Reject fields that change a prompt, which is fixed by the model's training."""
-    if decision.instructions and not has_instructions:
+def check_fixed(decision: Decision) -> None:
+    """Reject instructions, which a fixed prompt has no place for."""
+    if decision.instructions:
         raise RequestError(
             "This model reads a fixed prompt without `instructions`: move them to the questions.",
             param="instructions",
-            code=NOT_SUPPORTED,
-        )
-    if decision.question_layout == "questions_first":
-        raise RequestError(
-            "This model reads a fixed prompt: `question_layout` must be 'row_first'.",
-            param="question_layout",
             code=NOT_SUPPORTED,
         )
 

@@ -187,6 +187,9 @@ async def test_a_clef_model_scores_all_options_in_one_sequence(
     assert 0 < body["answers"][0]["probability"] < 1
     reply = await refusal(served, "/v1/systemone", state="word " * 2100, questions=QUESTIONS)
     assert "pass --truncate-prompt-tokens -1" in reply.body["error"]["message"]
+    cut = serve(tmp_path, truncate_prompt_tokens=-1)
+    body = await answer(cut, "/v1/systemone", state="word " * 2100, questions=QUESTIONS)
+    assert body["usage"]["input_tokens"] == 2048
 
 
 LIQUID_ASKS = {
@@ -304,7 +307,6 @@ async def test_a_fixed_prompt_rejects_fields_that_would_change_it(
     served = serve(tmp_path)
     for fields, words in (
         ({"instructions": "Be strict."}, "without `instructions`"),
-        ({"question_layout": "questions_first"}, "must be 'row_first'"),
         ({"state": "word " * 2100}, "maximum context length is 2048"),
         (
             {
@@ -318,7 +320,8 @@ async def test_a_fixed_prompt_rejects_fields_that_would_change_it(
         body = {"state": STATE, "questions": QUESTIONS, **fields}
         reply = await refusal(served, "/v1/systemone", **body)
         assert words in reply.body["error"]["message"]
-    both = await answer(served, "/v1/systemone", state="x", questions=QUESTIONS, debias=2)
+    layout = {"question_layout": "questions_first"}  # the default of tables has no effect
+    both = await answer(served, "/v1/systemone", state="x", questions=QUESTIONS, debias=2, **layout)
     assert both["diagnostics"]["urgent"]["agreement"] in {0.5, 1.0}
 
 
