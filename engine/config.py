@@ -96,7 +96,8 @@ class EngineConfig:
     usage includes the number of cached prompt tokens. A token may have `max_logprobs` alternatives;
     -1 allows the whole vocabulary. `truncate_prompt_tokens` is the default for requests without
     one; -1 truncates to the model's context. With `speculative_decoding` tokens are drafted where
-    measurements show a gain.
+    measurements show a gain. With `batch_invariant` all sums of a token are in the same order
+    whatever else runs, or the model is refused.
     """
 
     model: str
@@ -131,6 +132,7 @@ class EngineConfig:
     max_logprobs: int = MAX_LOGPROBS
     truncate_prompt_tokens: int | None = None
     speculative_decoding: bool = True
+    batch_invariant: bool = False
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:

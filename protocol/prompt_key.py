@@ -14,6 +14,7 @@ from .requests import PROMPT_FIELDS
 
 PROMPTS = (*PROMPT_FIELDS, "file")
 _QUESTIONS = "questions"
+_GENERATING = frozenset({"messages", "prompt", "file", "file_url"})
 
 
 def prompt_key(body: Mapping[str, Any]) -> bytes:
@@ -32,4 +33,4 @@ def is_determined(body: Mapping[str, Any]) -> bool:
 
 
 def _is_decision(body: Mapping[str, Any]) -> bool:
-    return _QUESTIONS in body and ("input" in body or "state" in body)
+    return _QUESTIONS in body and _GENERATING.isdisjoint(body)

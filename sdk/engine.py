@@ -352,11 +352,11 @@ def _decision(
     given: DecisionInput, questions: Sequence[Question], params: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the body of a decision."""
-    asked = [
+    bodies = [
         {"type": "predicate", "instructions": each} if isinstance(each, str) else each
         for each in questions
     ]
-    return {**params, "input": given, "questions": asked}
+    return {**params, "input": given, "questions": bodies}
 
 
 def options_of(given: Mapping[str, Any]) -> EngineOptions:

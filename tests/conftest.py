@@ -21,6 +21,7 @@ from tests.breadth import mark_breadth
 from tests.emulators import NAMES, Emulator, running
 from tests.groups import GroupScheduling, place_of
 from tests.process_state import ProcessState
+from tests.shared_authorities import share_authorities
 from tests.strict_store import StrictStore, strict_store
 from tidemill import demo
 from tidemill.engine.storage import disk_cache
@@ -51,6 +52,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 SHARED_CACHE = Path(os.environ[CACHE_VARIABLE])
 _cache_folder = disk_cache.cache_folder
 disk_cache.cache_folder = lambda: None if (folder := _cache_folder()) == SHARED_CACHE else folder
+
+share_authorities()
 
 # A shell's background job ignores Ctrl-C, and so would everything that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

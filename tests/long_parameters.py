@@ -1,4 +1,4 @@
-"""Parameters of which `make test` runs only some: the others are marked `long`."""
+"""Parameters that only `make test-all` adds; tests/breadth.py thins out grids of equal ones."""
 
 from __future__ import annotations
 
@@ -6,17 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-
-
-def one_in(count: int, values: Iterable[Any]) -> list[Any]:
-    """Return values as parameters, with all but one in `count` marked `long`.
-
-    Use it if another test proves each of them, and this one meets them another way.
-    """
-    return [
-        pytest.param(value, marks=[pytest.mark.long] if place % count else [])
-        for place, value in enumerate(values)
-    ]
 
 
 def with_long(values: Iterable[Any], more: Iterable[Any]) -> list[Any]:

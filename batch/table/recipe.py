@@ -40,7 +40,7 @@ VectorType = Literal["float32", "float16", "int8"]
 """Element types of embeddings; `int8` is 127 times the value, rounded."""
 
 RECIPE_KEYS: Final = (
-    *("url", "prompt", "system", "id", "keep", "params", "output", "vectors"),
+    *("url", "prompt", "system", "id", "keep", "params", "output", "vectors", "confidence"),
     *("ask", "questions", "labels", "question_layout", "permutations"),
     *(name for name in PROMPT_FIELDS if name != "prompt"),
 )
@@ -140,6 +140,13 @@ def parse_recipe(given: Mapping[str, Any]) -> Recipe:
     if not isinstance(params, Mapping):
         raise RecipeError("`params` must be a table, such as params = {temperature = 0}")
     _check_questions(given, route, params, has_questions=bool(questions))
+    if _flag(given, "confidence"):
+        if route not in {CHAT_COMPLETIONS, COMPLETIONS}:
+            raise RecipeError(
+                f"{route.name} does not support `confidence`, which is for constrained chats and "
+                "completions"
+            )
+        params = {**params, "confidence": True}
     return Recipe(
         url,
         _fields(given, route, params),
@@ -332,6 +339,13 @@ def _text(keys: Mapping[str, Any], name: str) -> str | None:
     value = keys.get(name)
     if value is not None and not (isinstance(value, str) and value):
         raise RecipeError(f"`{name}` must be a string")
+    return value
+
+
+def _flag(keys: Mapping[str, Any], name: str) -> bool:
+    value = keys.get(name, False)
+    if not isinstance(value, bool):
+        raise RecipeError(f"`{name}` must be true or false")
     return value
 
 

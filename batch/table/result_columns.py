@@ -25,6 +25,7 @@ from tidemill.protocol.routes import (
 
 from ..file.rows import row_error_message
 from .answer_types import JSON_TEXT, column_of_answers, fields_of_schema, is_json_text, parse_answer
+from .confidence_columns import confidence_columns
 from .errors import RecipeError
 from .question_columns import question_columns, question_fields
 from .question_counts import QuestionCounts
@@ -112,9 +113,11 @@ class ResultColumns:
         self.counts = [QuestionCounts(question) for question in recipe.questions]
         self._fields = self._result_fields()
         self.kept = tuple(kept.names)
+        self._confidences = confidence_columns(recipe)
         fields, taken = list(kept), set(kept.names)
         self._check_questions(taken)
-        for field in (*self._fields, *self._answers):
+        more = [column.field for column in self._confidences]
+        for field in (*self._fields, *self._answers, *more):
             name = _free_name(field.name, taken)
             if name is None:
                 raise RecipeError(
@@ -143,6 +146,7 @@ class ResultColumns:
         if self._answers:
             answers = [parse_answer(_first_text(body)) for body in bodies]
             found += [column_of_answers(answers, field) for field in self._answers]
+        found += [column.array(bodies) for column in self._confidences]
         return pa.RecordBatch.from_arrays([*kept, *found], schema=self.schema)
 
     def _check_questions(self, taken: set[str]) -> None:

@@ -16,6 +16,7 @@ from tidemill.protocol.requests import read_body
 from tidemill.protocol.routes import CHAT_COMPLETIONS
 from tidemill.protocol.stream import StreamOptions
 
+from ..parsers.parsed_output import ParsedMessage
 from ..parsers.registry import ParserSet
 from ..scheduling.images import PromptImage
 from ..scheduling.sequence import SequenceRequest, SequenceResult
@@ -23,7 +24,14 @@ from ..scheduling.token_logprobs import NO_LOGPROBS
 from ..text.text_model import TextModel
 from .chat_messages import choice_body, count_reasoning_tokens, parse_choice
 from .chat_preprocessor import ChatPreprocessor, Conversation
-from .choices import choices_by_prompt, usage_of, verification_field
+from .choices import (
+    FinishedChoice,
+    choices_by_prompt,
+    refuse_streamed_confidence,
+    usage_of,
+    verification_field,
+)
+from .confidence import AnswersConfidence
 from .endpoint import Prepared, RequestMetadata, ResponseStream
 from .generation_requests import EndpointOptions, SequenceRequestBuilder
 from .image_inputs import ImageInputs, ImageSupport, PlacedUrl
@@ -92,22 +100,24 @@ class ChatCompletions:
     def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
         """Return the chat completion with one message for each choice."""
         conversation, metadata = prepared.context, prepared.metadata
-        request, markers = conversation.request, conversation.parser.markers
-        [choices] = choices_by_prompt(
-            prepared.requests, results, request, self._tokenizer, markers=markers
-        )
-        answers = [parse_choice(i, choice, conversation) for i, choice in enumerate(choices)]
+        request = conversation.request
+        choices, answers = self._choices(prepared, results)
         thought = count_reasoning_tokens(choices, answers, conversation, self._tokenizer)
         usage = replace(usage_of([choices]), reasoning_tokens=thought or 0)
+        bodies = [
+            choice_body(i, choice, answer, conversation, self._tokenizer)
+            for i, (choice, answer) in enumerate(zip(choices, answers, strict=True))
+        ]
+        if request.confidence:
+            confidence = self._confidence(prepared, results)
+            for body, field in zip(bodies, confidence.fields, strict=True):
+                body["confidence"] = field
         answer = completion_body(
             "chat.completion",
             response_id("chatcmpl", metadata.request_id),
             created=metadata.created,
             model=metadata.model,
-            choices=[
-                choice_body(i, choice, answer, conversation, self._tokenizer)
-                for i, (choice, answer) in enumerate(zip(choices, answers, strict=True))
-            ],
+            choices=bodies,
             usage=metadata.usage_body(usage, thought),
         )
         if request.return_token_ids:
@@ -120,9 +130,45 @@ class ChatCompletions:
             answer["tidemill"] = verification_field(texts, request.output_constraint)
         return Reply(200, answer, usage)
 
+    def follow_up(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> _Prepared | None:
+        """Return the chat with the reads that the confidence of its answers needs, if any."""
+        if not prepared.context.request.confidence:
+            return None
+        return self._confidence(prepared, results).extended()
+
+    def _choices(
+        self, prepared: _Prepared, results: Sequence[SequenceResult]
+    ) -> tuple[list[FinishedChoice], list[ParsedMessage]]:
+        """Return the choices and their messages, without the reads that followed them."""
+        conversation = prepared.context
+        num_choices = conversation.request.n or 1
+        [choices] = choices_by_prompt(
+            prepared.requests[:num_choices],
+            results[:num_choices],
+            conversation.request,
+            self._tokenizer,
+            markers=conversation.parser.markers,
+        )
+        return choices, [parse_choice(i, choice, conversation) for i, choice in enumerate(choices)]
+
+    def _confidence(
+        self, prepared: _Prepared, results: Sequence[SequenceResult]
+    ) -> AnswersConfidence:
+        choices, answers = self._choices(prepared, results)
+        texts = [None if message.calls else message.content for message in answers]
+        return AnswersConfidence(
+            prepared,
+            results,
+            choices,
+            texts,
+            constraint=prepared.context.request.output_constraint,
+            tokenizer=self._tokenizer,
+        )
+
     def stream(self, prepared: _Prepared, options: StreamOptions) -> ResponseStream:
         """Return the stream of a chat completion."""
         conversation = prepared.context
+        refuse_streamed_confidence(conversation.request)
         choices = ChoiceStreams(
             prepared.requests,
             conversation.request,
@@ -169,4 +215,5 @@ def _options(conversation: Conversation) -> EndpointOptions:
         prompt_logprobs=request.prompt_logprobs,
         markers=conversation.parser.markers,
         constraint=conversation.constraint,
+        reads_confidence=bool(request.confidence),
     )

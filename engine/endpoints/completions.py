@@ -23,7 +23,14 @@ from ..scheduling.sequence import Constraint, SequenceRequest, SequenceResult
 from ..scheduling.token_logprobs import TokenLogprobs
 from ..text.text_model import TextModel
 from ..text.tokenizer import Tokenizer
-from .choices import choices_by_prompt, usage_of, verification_field
+from .choices import (
+    FinishedChoice,
+    choices_by_prompt,
+    refuse_streamed_confidence,
+    usage_of,
+    verification_field,
+)
+from .confidence import AnswersConfidence
 from .endpoint import OutputDelta, Prepared, RequestMetadata, ResponseStream
 from .generation_requests import EndpointOptions, SequenceRequestBuilder
 from .logprob_bodies import LEAST_LOGPROB, TextOffsets, completion_logprobs, prompt_logprobs
@@ -68,13 +75,17 @@ class Completions:
     def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
         """Return the text completion, its choices numbered prompt by prompt."""
         request, metadata = prepared.context, prepared.metadata
-        by_prompt = choices_by_prompt(prepared.requests, results, request, self._tokenizer)
+        by_prompt = self._choices(prepared, results)
         body = [
             text.body(whole_choice(place, choice))
             for place, (text, choice) in enumerate(
                 zip(self._texts(prepared), chain(*by_prompt), strict=True)
             )
         ]
+        if request.confidence:
+            confidence = self._confidence(prepared, results)
+            for choice, field in zip(body, confidence.fields, strict=True):
+                choice["confidence"] = field
         usage = usage_of(by_prompt)
         answer = completion_body(
             "text_completion",
@@ -89,8 +100,38 @@ class Completions:
             answer["tidemill"] = verification_field(texts, request.output_constraint)
         return Reply(200, answer, usage)
 
+    def follow_up(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> _Prepared | None:
+        """Return the prompts with the reads that the confidence of the texts needs, if any."""
+        if not prepared.context.confidence:
+            return None
+        return self._confidence(prepared, results).extended()
+
+    def _choices(
+        self, prepared: _Prepared, results: Sequence[SequenceResult]
+    ) -> list[list[FinishedChoice]]:
+        """Return the choices of each prompt, without the reads that followed them."""
+        request = prepared.context
+        num_choices = len(request.prompt) * (request.n or 1)
+        return choices_by_prompt(
+            prepared.requests[:num_choices], results[:num_choices], request, self._tokenizer
+        )
+
+    def _confidence(
+        self, prepared: _Prepared, results: Sequence[SequenceResult]
+    ) -> AnswersConfidence:
+        choices = [*chain(*self._choices(prepared, results))]
+        return AnswersConfidence(
+            prepared,
+            results,
+            choices,
+            [one.text for one in choices],
+            constraint=prepared.context.output_constraint,
+            tokenizer=self._tokenizer,
+        )
+
     def stream(self, prepared: _Prepared, options: StreamOptions) -> ResponseStream:
         """Return the stream of a text completion."""
+        refuse_streamed_confidence(prepared.context)
         choices = ChoiceStreams(prepared.requests, prepared.context, self._tokenizer)
         return _CompletionStream(
             choices,
@@ -229,4 +270,5 @@ def _options(request: CompletionRequest, constraint: Constraint | None) -> Endpo
         prompt_logprobs=request.num_prompt_logprobs,
         constraint=constraint,
         repeats_prompts=True,
+        reads_confidence=bool(request.confidence),
     )

@@ -9,6 +9,7 @@ enough to matter. No token of an answer is generated.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -34,7 +35,6 @@ from ..parsers.registry import ParserSet
 from ..scheduling.sequence import Sampling, SequenceRequest, SequenceResult
 from ..text.label_tokens import Path
 from ..text.text_model import TextModel
-from .backpressure import MAX_BYTES_AT_ONCE, body_size
 from .decision_prompts import DecisionPrompts, Read
 from .decision_reader import DecisionReader, PreparedDecision
 from .endpoint import Prepared, RequestMetadata
@@ -80,12 +80,8 @@ class NextTokenReader:
     def fetched(
         self, body: dict[str, Any], kind: type[DecisionRequest | SystemOneRequest]
     ) -> AbstractAsyncContextManager[dict[str, Any]] | None:
-        """Return the fetch of a body's images; None for a body without images.
-
-        A very long body is not searched here: its parts are parsed in a thread.
-        """
-        is_short = body_size(body) <= MAX_BYTES_AT_ONCE
-        if is_short and not has_decision_images(body):
+        """Return the fetch of a body's images; None for a body without images."""
+        if not has_decision_images(body):
             return None
         return self._images.fetched(body, lambda body: _placed_urls(read_body(kind, body)))
 
@@ -115,7 +111,9 @@ class NextTokenReader:
         requests = []
         for ids, read, shown in zip(prompts, reads, images, strict=True):
             placed_ids, placed = self._images.place(ids, shown, param)
-            self._tokenizer.check_length(len(placed_ids), param, num_to_come=1)
+            # Beginnings of labels are part of further prompts.
+            longest = max(map(len, read.tree.label_of))
+            self._tokenizer.check_length(len(placed_ids), param, num_to_come=longest)
             request = self._request(placed_ids, (), read, decision, metadata)
             requests.append(replace(request, images=placed) if placed else request)
         check_prompt_tokens(sum(len(request.prompt_ids) for request in requests), "questions")
@@ -150,11 +148,10 @@ class NextTokenReader:
         for number, read in enumerate(context.reads):
             prompt = requests[number].prompt_ids
             for path in _likely_beginnings(read, known[number]):
-                if len(prompt) + len(path) < self._model.max_model_len:
-                    ids = [*prompt, *path]
-                    longer = self._request(ids, path, read, context.decision, prepared.metadata)
-                    requests.append(replace(longer, images=requests[number].images))
-                    paths.append((number, path))
+                ids = [*prompt, *path]
+                longer = self._request(ids, path, read, context.decision, prepared.metadata)
+                requests.append(replace(longer, images=requests[number].images))
+                paths.append((number, path))
         if len(paths) == len(context.paths):
             return None
         return replace(prepared, requests=requests, context=replace(context, paths=paths))
@@ -301,16 +298,20 @@ def _likely_beginnings(read: Read, known: Mapping[Path, float]) -> list[Path]:
     The rest together has a negligible share of the labels' mass.
     """
     tree = read.tree
-    mass = sum(math.exp(known[path]) for path in tree.label_of if path in known)
+    finished = [known[path] for path in tree.label_of if path in known]
     open_paths = [
         path
         for path in tree.next_tokens
         if path in known and (*path, tree.next_tokens[path][0]) not in known
     ]
     open_paths.sort(key=known.__getitem__)
-    rest = 0.0
+    if not open_paths:
+        return []
+    # Relative to the likeliest, as the probabilities of all may be too small for a number.
+    most = max(*finished, known[open_paths[-1]], -sys.float_info.max)
+    mass, rest = sum(math.exp(logprob - most) for logprob in finished), 0.0
     for place, path in enumerate(open_paths):
-        rest += math.exp(known[path])
+        rest += math.exp(known[path] - most)
         if not rest <= _NEGLIGIBLE * mass:
             return open_paths[place:][::-1]
     return []

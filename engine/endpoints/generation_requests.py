@@ -40,6 +40,7 @@ class EndpointOptions:
     default (None: the rest of the context). `logprobs`, from the field `logprobs_param`, and
     `prompt_logprobs` count alternatives; None means no logprobs and -1 means all. `markers` are
     special tokens that stay in the text. `constraint` applies to every choice. With
+    `reads_confidence` results have the choice of each token. With
     `repeats_prompts` every choice includes the requested fields of its prompt.
     """
 
@@ -53,6 +54,7 @@ class EndpointOptions:
     markers: frozenset[int] = frozenset()
     constraint: Constraint | None = None
     repeats_prompts: bool = False
+    reads_confidence: bool = False
 
 
 class SequenceRequestBuilder:
@@ -202,6 +204,7 @@ class SequenceRequestBuilder:
             logit_bias=request.logit_bias or {},
             logprobs=0 if request.logprob_token_ids else options.logprobs,
             logprob_token_ids=tuple(dict.fromkeys(request.logprob_token_ids or ())),
+            reads_confidence=options.reads_confidence,
         )
 
     def _sequence(

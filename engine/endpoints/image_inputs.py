@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from tidemill.protocol.urls import inline_bytes, is_inline, too_large
 from ..config import MAX_DECODING_BYTES, ImageLimits
 from ..scheduling.images import ImageSpec, PromptImage
 from ..text.tokenizer import Tokenizer
-from .media_fetch import MediaFetcher
+from .media_fetch import MediaFetcher, in_thread
 
 if TYPE_CHECKING:
     from ..media.image_resize import ResizedImage
@@ -75,8 +74,7 @@ class ImageInputs:
     async def _fetched_body(
         self, image_support: ImageSupport, body: dict[str, Any], images_of: ImagesOf
     ) -> AsyncIterator[dict[str, Any]]:
-        # In a thread: the body may be long.
-        urls = await asyncio.to_thread(self._urls, body, images_of)
+        urls = await in_thread(self._urls, body, images_of)
         if not urls:
             yield body
             return

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 from tidemill.net.fetch import ByteBudget, FetchFailed
 from tidemill.protocol.audio import FILE, FILE_URL
@@ -21,6 +21,13 @@ MAX_FETCHED = 16
 MAX_FETCHED_BYTES = 512 * 2**20
 
 Fetch = Callable[[str, ByteBudget], Awaitable[bytes]]
+_Value = TypeVar("_Value")
+_Arguments = TypeVarTuple("_Arguments")
+
+
+async def in_thread(function: Callable[[*_Arguments], _Value], *arguments: *_Arguments) -> _Value:
+    """Return a function's value, computed in a thread: the search of a body may take long."""
+    return await asyncio.to_thread(function, *arguments)
 
 
 class MediaFetcher:

@@ -31,8 +31,9 @@ TRITON_TYPES = {"cuda"}
 MIN_CAPABILITY = (8, 0)
 # Rows that an expert has on average where wide tiles of quantised experts are compared with torch.
 ROWS_AN_EXPERT = 100
-# Whether references are chosen, see `reference_kernels`.
+# Whether references are chosen, see `reference_kernels`; and fixed tiles, see `fixed_tiles`.
 _IS_REFERENCE = ContextVar("is_reference", default=False)
+_HAS_FIXED_TILES = ContextVar("has_fixed_tiles", default=False)
 
 
 @contextmanager
@@ -46,6 +47,26 @@ def reference_kernels() -> Iterator[None]:
         yield
     finally:
         _IS_REFERENCE.reset(token)
+
+
+@contextmanager
+def fixed_tiles() -> Iterator[None]:
+    """Make linear layers whose rows do not depend on other rows within this context, on a CPU."""
+    token = _HAS_FIXED_TILES.set(True)
+    try:
+        yield
+    finally:
+        _HAS_FIXED_TILES.reset(token)
+
+
+def is_batch_invariant(
+    attention: AttentionBackendType, recurrence: RecurrentBackendType | None
+) -> bool:
+    """Return whether backends sum a token's context in the same order whatever else runs."""
+    from .cpu.attention import CpuAttention
+    from .cpu.recurrence import CpuRecurrence
+
+    return attention is CpuAttention and recurrence in {None, CpuRecurrence}
 
 
 def round_activations(x: Tensor, weight: Matrix) -> Tensor:
@@ -252,7 +273,13 @@ def choose_linear(ops: ElementwiseOps, device: torch.device) -> LinearFactory:
         from .cpu.adapters import prepare_adapted
         from .cpu.linear import prepare
 
-        return LinearFactory(ops, [prepare, prepack], prepare_adapted, fused=[int8.prepare])
+        return LinearFactory(
+            ops,
+            [prepare, prepack],
+            prepare_adapted,
+            fused=[int8.prepare],
+            has_fixed_tiles=_HAS_FIXED_TILES.get(),
+        )
     return LinearFactory(ops, [])
 
 

@@ -120,6 +120,16 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
     return functional.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    """Return the sigmoid of every number, on a CPU by its exponential.
+
+    There torch computes the last few numbers of a tensor in another way, to other bits.
+    """
+    if x.device.type != "cpu":
+        return x.sigmoid()
+    return (1 / (1 + torch.exp(-x.float()))).to(x.dtype)
+
+
 def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
     """Apply xIELU: a parabola above 0, and an integral of ELU below, of learned steepness.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .elementwise import Activation, ElementwiseOps, Gate, activate
+from .elementwise import Activation, ElementwiseOps, Gate, activate, sigmoid
 from .quantised import Matrix, Quantised, as_tensor
 
 # torch.grouped_mm requires rows to be a multiple of it.
@@ -116,7 +116,7 @@ def route(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
     if routing.scoring == "sparsemixer":
         return _sparsemixer(logits.float(), routing)
     is_sigmoid = routing.scoring == "sigmoid"
-    scores = logits.float().sigmoid() if is_sigmoid else logits.float().softmax(dim=-1)
+    scores = sigmoid(logits.float()) if is_sigmoid else logits.float().softmax(dim=-1)
     choice = scores if routing.bias is None else scores + routing.bias
     if routing.topk_groups < routing.num_groups:
         groups = choice.view(len(choice), routing.num_groups, -1)  # [T, G, E / G]

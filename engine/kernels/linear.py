@@ -43,6 +43,8 @@ FP8_TOLERANCE = 0.1
 INT8_TOLERANCE = 3e-2
 _BOUNDS = {FP8: FP8_TOLERANCE, torch.int8: INT8_TOLERANCE}
 CHECKED_ROWS = 5
+# Rows of a product that torch or oneDNN computes in a batch-invariant model.
+TILE_ROWS = 64
 
 
 class Fp8Ops(Protocol):
@@ -89,7 +91,9 @@ class Fp8Linear:
 class LinearFactory:
     """Makes one model's linear layers by the first candidate kernel that agrees with torch.
 
-    Each candidate is checked against torch once per shape.
+    Each candidate is checked against torch once per shape. With `has_fixed_tiles` torch's function
+    and all candidates after the first multiply tiles of a fixed number of rows: they choose the
+    order of their sums by that number.
     """
 
     def __init__(
@@ -99,7 +103,10 @@ class LinearFactory:
         adapted: PrepareAdapted | None = None,
         quantised: Sequence[PrepareQuantised] = (),
         fused: Sequence[PrepareFused] = (),
+        *,
+        has_fixed_tiles: bool = False,
     ) -> None:
+        self._tiled: Callable[[Linear], Linear] = in_tiles if has_fixed_tiles else lambda x: x
         self._ops = ops
         self._ways = ways
         self._adapted = adapted
@@ -115,7 +122,7 @@ class LinearFactory:
         if isinstance(weight, Quantised):
             return self._prepare_quantised(weight, bias, None) or self._dequantised(weight, bias)
         plain = partial(functional.linear, weight=weight, bias=bias)
-        return self._prepare(weight, bias, None, plain) or plain
+        return self._prepare(weight, bias, None, plain) or self._tiled(plain)
 
     def make_head(
         self, embedding: Tensor, head: Matrix | None, bias: Tensor | None = None
@@ -166,7 +173,7 @@ class LinearFactory:
         if prepared is not None:
             return prepared
         straight = self.make(weight, bias)
-        return lambda x: activate(straight(x), activation)
+        return self._tiled(lambda x: activate(straight(x), activation))
 
     def agree(self, kernel: Linear, plain: Linear, weight: Quantised, rows: int) -> bool:
         """Return whether a quantised experts' kernel agrees with torch; checked once per shape."""
@@ -179,7 +186,7 @@ class LinearFactory:
     def _dequantised(self, weight: Quantised, bias: Tensor | None) -> Linear:
         """Return a layer that dequantises its weight with each call."""
         self.needs_torch = True
-        return lambda x: functional.linear(x, weight.dequantised(), bias)
+        return self._tiled(lambda x: functional.linear(x, weight.dequantised(), bias))
 
     def _prepare_quantised(
         self, weight: Quantised, bias: Tensor | None, epilogue: Epilogue
@@ -245,9 +252,19 @@ class LinearFactory:
                 self._verdicts[kind] = product is not None and _agree(plain, product, weight)
             if self._verdicts[kind]:
                 self.needs_torch |= place > 0
-                return product
+                return product if place == 0 or product is None else self._tiled(product)
         self.needs_torch |= not isinstance(epilogue, Gate)
         return None
+
+
+def in_tiles(product: Linear) -> Linear:
+    """Return a product that computes `TILE_ROWS` rows at a time, zeros if there are fewer."""
+
+    def tiled(x: Tensor) -> Tensor:
+        padded = functional.pad(x, (0, 0, 0, -len(x) % TILE_ROWS))
+        return torch.cat([product(tile) for tile in padded.split(TILE_ROWS)])[: len(x)]
+
+    return tiled
 
 
 def prepack(weight: Tensor, bias: Tensor | None, epilogue: Epilogue) -> Linear | None:

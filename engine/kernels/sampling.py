@@ -221,10 +221,10 @@ def _process_logits(wide: Tensor, metadata: SamplingMetadata, rows: NDArray[np.i
     masked = np.flatnonzero(metadata.mask_rows[rows] >= 0)
     if len(masked):
         masks = metadata.masks[metadata.mask_rows[rows[masked]]].view(np.int32)
-        wide[_to_device(wide, masked)] += _mask_bias(_to_device(wide, masks), wide.shape[1])
+        wide[_to_device(wide, masked)] += mask_bias(_to_device(wide, masks), wide.shape[1])
 
 
-def _mask_bias(masks: Tensor, vocabulary: int) -> Tensor:
+def mask_bias(masks: Tensor, vocabulary: int) -> Tensor:
     """Return 0 where the bit of a token is set in `masks [n, words]`, else -inf: `[n, V]`."""
     bits = (masks[:, :, None] >> torch.arange(32, device=masks.device, dtype=torch.int32)) & 1
     allowed = bits.flatten(1)[:, :vocabulary].bool()

@@ -27,6 +27,7 @@ from ..scheduling.step_failures import StepFailures
 from ..scheduling.step_plan import StepPlan
 from ..scheduling.token_logprobs import NO_LOGPROBS
 from .blame import Blame
+from .confidence import StepConfidence
 from .core import StepOutput
 from .deduplication import Deduplicator
 from .device_health import Failure, failure_of
@@ -215,6 +216,10 @@ class GenerationCore:
             self._runner.store_sampled(flight.plan.sampled, sampled.token_ids)
         logprobs = flight.logprobs
         scored = () if logprobs is None else logprobs.compute(logits, wanted, sampled.token_ids)
+        if self._table.reads_confidence[flight.plan.sampled].any():
+            confidence = StepConfidence(flight.plan, self._table, masks, wanted.shape[1])
+            scored = [*scored, *confidence.compute(wanted, sampled.token_ids)]
+            flight.confidence = confidence
         flight.readout = self._runner.read_out([*sampled, *scored])
         flight.failed, flight.unsampled = masks.failed, None
 
@@ -286,8 +291,8 @@ class GenerationCore:
             is_done &= _is_last(plan, taken) | is_lost
         self._end_stopped(slots, token_ids, taken, is_done)
         self._output_tokens += int(taken.sum())
-        if flight.logprobs is not None:
-            flight.logprobs.keep(scored, taken)
+        if scored:
+            flight.keep_scores(scored, token_ids, taken)
         emitted = np.flatnonzero(taken & ~is_done & table.is_streamed[slots])
         outputs = []
         for slot, token_id in zip(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.protocol.errors import RequestError
 
 from ..kernels.sampling import SamplingMetadata
 from ..scheduling.step_plan import StepPlan
+from .confidence import StepConfidence
 from .logprobs import StepLogprobs
 from .runner import Readout
 from .step_logits import StepLogits
@@ -38,7 +41,21 @@ class Flight:
     logprobs: StepLogprobs | None
     unsampled: Unsampled | None
     failed: Mapping[int, RequestError] = field(default_factory=dict)
+    confidence: StepConfidence | None = None
     readout: Readout | None = None
+
+    def keep_scores(
+        self,
+        scored: Sequence[NDArray[Any]],
+        token_ids: NDArray[np.int64],
+        taken: NDArray[np.bool_],
+    ) -> None:
+        """Store the scores that have arrived in their sequences; `taken` marks sampled tokens."""
+        if self.confidence is not None:
+            *scored, few, many = scored
+            self.confidence.keep(token_ids, few, many, taken)
+        if self.logprobs is not None:
+            self.logprobs.keep(scored, taken)
 
 
 class Pipeline(deque[Flight]):

@@ -6,6 +6,7 @@ run the rest.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +16,7 @@ from tidemill.protocol.contract import EngineError
 
 from ..config import EngineConfig
 from ..errors import ModelRefused, TransformersRefused, first_line_of
-from ..kernels.backends import has_quantised_linear
+from ..kernels.backends import fixed_tiles, has_quantised_linear
 from ..kernels.quantised import FP8
 from ..scheduling.images import ImageSpec
 from . import native
@@ -56,11 +57,16 @@ def load_model(settings: EngineConfig, leader: LeaderRank | None = None) -> Load
     A `leader` shares it with other ranks.
     """
     try:
-        loaded = _loaded(settings, leader)
+        with fixed_tiles() if settings.batch_invariant else nullcontext():
+            loaded = _loaded(settings, leader)
         if settings.kv_cache_dtype != "auto":
             loaded = loaded.with_kv_cache_dtype(FP8)
         with timed("attention"):
             check_attention_parity(settings.model, loaded)
+        if settings.batch_invariant:
+            from .batch_invariance import check_batch_invariance
+
+            check_batch_invariance(settings, loaded)
     except EngineError:
         raise
     except torch.OutOfMemoryError as exc:

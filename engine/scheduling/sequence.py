@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from .images import PromptImage, axes_of
 from .repetition import Repetition
+from .token_choices import TokenChoice
 from .token_logprobs import TokenLogprobs
 
 FinishReason = Literal["stop", "length", "repetition"]
@@ -75,7 +76,8 @@ class Sampling:
     Only `seed` and the position key the randomness, so a row never depends on its neighbors.
     `logprobs` is None for none, 0 for the chosen token's only, and k to include the k most likely
     tokens, or, instead of these, `logprob_token_ids`. They are computed from the model's raw
-    logits, before penalties and temperature.
+    logits, before penalties and temperature. With `reads_confidence` the result also has the choice
+    of each token among those that its constraint allowed.
     """
 
     temperature: float = 1.0
@@ -89,6 +91,7 @@ class Sampling:
     seed: int = 0
     logprobs: int | None = None
     logprob_token_ids: tuple[int, ...] = ()
+    reads_confidence: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,6 +144,7 @@ class SequenceResult:
     num_cached_tokens: int = 0
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
+    token_choices: tuple[TokenChoice, ...] = field(default=(), compare=False)
 
     @property
     def num_values(self) -> int:
@@ -149,7 +153,7 @@ class SequenceResult:
         for scores in (self.logprobs, self.prompt_logprobs):
             if scores is not None:
                 num_values += len(scores) * (1 + scores.num_top)
-        return num_values
+        return num_values + sum(1 + len(choice.ids) for choice in self.token_choices)
 
 
 class Sequence:
@@ -176,6 +180,7 @@ class Sequence:
         "start_order",
         "stop_reason",
         "stop_watch",
+        "token_choices",
     )
 
     def __init__(
@@ -198,6 +203,7 @@ class Sequence:
             _at_most(request.prompt_logprobs, vocab_size),
             min(max(1, request.logprob_start), len(self.prompt)),
         )
+        self.token_choices: list[TokenChoice] = []
         self.stop_reason: int | str | None = None
         self.stop_watch = None if request.stop_text is None else request.stop_text.watch()
         self.constraint_state = (
@@ -223,6 +229,7 @@ class Sequence:
         """Copy the result of an identical sequence; nothing is computed."""
         self.generated = list(other.generated)
         self.logprobs, self.prompt_logprobs = other.logprobs, other.prompt_logprobs
+        self.token_choices = other.token_choices
         self.finish_reason, self.stop_reason = other.finish_reason, other.stop_reason
         self.num_cached_tokens = len(self.request.prompt_ids)
 
@@ -241,6 +248,7 @@ class Sequence:
             num_cached_tokens=self.num_cached_tokens,
             logprobs=scores,
             prompt_logprobs=self.prompt_logprobs if request.prompt_logprobs is not None else None,
+            token_choices=tuple(self.token_choices),
         )
 
 

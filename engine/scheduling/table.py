@@ -65,6 +65,7 @@ class SequenceTable:
         self.min_tokens = np.zeros(slots, np.int64)  # below which no stop token may come
         self.reads_ids = np.zeros(slots, np.bool_)  # for penalties, which depend on earlier tokens
         self.is_constrained = np.zeros(slots, np.bool_)
+        self.reads_confidence = np.zeros(slots, np.bool_)
         self.is_watched = np.zeros(slots, np.bool_)  # any token may be its last
         self.is_streamed = np.zeros(slots, np.bool_)
         self.has_images = np.zeros(slots, np.bool_)
@@ -137,6 +138,7 @@ class SequenceTable:
             or sampling.repetition_penalty != 1
         )
         self.is_constrained[slot] = request.constraint is not None
+        self.reads_confidence[slot] = sampling.reads_confidence
         watchers = (request.stop_text, request.repetition, request.constraint)
         self.is_watched[slot] = any(watcher is not None for watcher in watchers)
         self.is_streamed[slot] = request.is_streamed

@@ -146,6 +146,44 @@ class AllOfState:
         return AllOfState([state.fork() for state in self._states])
 
 
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A `Constraint` on the tokens that follow the first `token_ids` of an output."""
+
+    constraint: Constraint
+    token_ids: tuple[int, ...]
+
+    def start_state(self) -> ResumedState:
+        """Return the state of one sequence after these tokens."""
+        return ResumedState(self.constraint.start_state(), self.token_ids)
+
+
+class ResumedState:
+    """The state of one sequence under `Resumed`; its first tokens are replayed at first use."""
+
+    __slots__ = ("_state", "_token_ids")
+
+    def __init__(self, state: ConstraintState, token_ids: tuple[int, ...]) -> None:
+        self._state = state
+        self._token_ids = token_ids
+
+    def fill(self, mask: NDArray[np.uint32]) -> bool:
+        """Write the bitmask of the next token."""
+        for token_id in self._token_ids:
+            self._state.fill(mask)
+            self._state.push(token_id)
+        self._token_ids = ()
+        return self._state.fill(mask)
+
+    def push(self, token_id: int) -> bool:
+        """Accept one generated token; return whether the output is complete."""
+        return self._state.push(token_id)
+
+    def fork(self) -> ResumedState:
+        """Return an independent copy of this state."""
+        return ResumedState(self._state.fork(), self._token_ids)
+
+
 def all_of(constraints: Iterable[Constraint | None]) -> Constraint | None:
     """Return the constraints as one; None if there are none."""
     present = tuple(constraint for constraint in constraints if constraint is not None)

@@ -42,7 +42,7 @@ class LoadedTask(Generic[RequestT, ResultT]):
 def refuse_generation_settings(config: EngineConfig, kind: str) -> None:
     """Reject settings that only text generation models support, for a model of another kind.
 
-    These are adapters, several ranks, a KV cache dtype and quantization.
+    These are adapters, several ranks, a KV cache dtype, quantization and batch invariance.
     """
     if config.lora_modules:
         raise ModelRefused(
@@ -61,6 +61,11 @@ def refuse_generation_settings(config: EngineConfig, kind: str) -> None:
     if config.quantization is not None:
         raise ModelRefused(
             f"{config.model} is {kind}: quantization is not supported; remove --quantization"
+        )
+    if config.batch_invariant:
+        raise ModelRefused(
+            f"{config.model} is {kind}: --batch-invariant requires a text generation model; "
+            "remove it"
         )
 
 

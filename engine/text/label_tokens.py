@@ -58,7 +58,9 @@ class LabelTokens:
 
     def levels(self, count: int) -> tuple[str, ...]:
         """Return labels for the levels of a scale: digits, or pairs of letters above ten."""
-        return tuple(_DIGITS[:count]) if count <= len(_DIGITS) else self.letters(max(count, 27))
+        if count <= len(_DIGITS):
+            return tuple(_DIGITS[:count])
+        return self.letters(max(count, len(_LETTERS) + 1))[:count]
 
     def tree(self, labels: Sequence[str], *, after_space: bool = False) -> LabelTree:
         """Return the ways to spell the labels; raise `RequestError` if one cannot be spelled.

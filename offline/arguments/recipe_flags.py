@@ -75,6 +75,12 @@ def add_recipe_flags(parser: argparse.ArgumentParser) -> None:
         help="copy these comma-separated columns to the output (default: all)",
     )
     add(
+        "--confidence",
+        action="store_const",
+        const=True,
+        help="add columns with the confidence of each field, of a schema, regex, choice or grammar",
+    )
+    add(
         "--output-format",
         choices=FORMATS,
         help="set the output's format (default: from the name of -o, or the input's format)",
@@ -154,7 +160,7 @@ def _recipe_next_to(file: str) -> Path | None:
 
 def _flags_of(arguments: argparse.Namespace) -> dict[str, Any]:
     names = ("prompt", "system", "ask", "question_layout", "permutations", "url", "id")
-    given = {name: getattr(arguments, name) for name in names}
+    given = {name: getattr(arguments, name) for name in (*names, "confidence")}
     given["output"] = arguments.output_format
     for name in ("keep", "labels"):
         if (text := getattr(arguments, name)) is not None:

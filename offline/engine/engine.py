@@ -260,6 +260,7 @@ def engine_config(options: EngineOptions) -> EngineConfig:
             max_logprobs=options.max_logprobs,
             truncate_prompt_tokens=options.truncate_prompt_tokens,
             speculative_decoding=not options.no_speculative_decoding,
+            batch_invariant=options.batch_invariant,
             mm_processor_kwargs=json.loads(options.mm_processor_kwargs or "{}"),
             **given,
         )

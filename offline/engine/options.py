@@ -46,6 +46,7 @@ class EngineOptions:
     max_logprobs: int = 20
     truncate_prompt_tokens: int | None = None
     no_speculative_decoding: bool = False
+    batch_invariant: bool = False
     chat_template: str | None = None
     runner: Literal["auto", "generate", "pooling"] = "auto"
     convert: Literal["auto", "none", "embed", "classify"] = "auto"
@@ -215,6 +216,11 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "--no-speculative-decoding",
         action="store_true",
         help="disable drafting tokens from existing text, which does not change rows",
+    )
+    add(
+        "--batch-invariant",
+        action="store_true",
+        help="compute each row to the same bits whatever runs next to it, or refuse the model",
     )
     add(
         "--stall-seconds",

@@ -114,13 +114,13 @@ def describe(body: Mapping[str, Any]) -> tuple[bytes, int, int]:
     """Return a body's prompt as bytes, the limit of its answers' tokens, and its hash."""
     key = prompt_key(body)
     most = max_output_tokens(body)
-    is_decision = most == 0 and "questions" in body
-    body_hash = _body_hash(body, key) if is_decision or is_determined(body) else 0
-    return key, UNKNOWN if most is None else min(most, _MAX_COUNT), body_hash
+    return key, UNKNOWN if most is None else min(most, _MAX_COUNT), _body_hash(body, key)
 
 
 def _body_hash(body: Mapping[str, Any], key: bytes) -> int:
-    """Return a hash that lines with the same result share."""
+    """Return a hash that lines with the same result share; 0 for sampled results."""
+    if not is_determined(body):
+        return 0
     rest = {name: value for name, value in body.items() if name not in PROMPTS}
     digest = blake2b(key, digest_size=8)
     digest.update(to_json(rest))

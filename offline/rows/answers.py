@@ -56,7 +56,7 @@ def answer_of(body: Mapping[str, Any]) -> Answer:
         return Answer(tuple(map(_text_of, named)), (), reasons, tokens)
     if decided := _decided(body.get("answers")):
         lines, shares = zip(*decided, strict=True)
-        return Answer(("\n".join(lines),), shares, num_tokens=tokens)
+        return Answer(("\n".join(lines),), shares if any(shares) else (), num_tokens=tokens)
     vectors = _vectors_of(body)
     if vectors:
         return Answer(vectors=vectors, num_tokens=tokens)
@@ -64,9 +64,6 @@ def answer_of(body: Mapping[str, Any]) -> Answer:
         return Answer((text,), num_tokens=tokens)
     if isinstance(items := body.get("output"), list):
         return Answer((_text_of_output(items),), (), (_reason(body.get("status")),), tokens)
-    if isinstance(answers := body.get("answers"), list):
-        named = [answer for answer in answers if isinstance(answer, dict)]
-        return Answer(tuple(map(_text_of_decision, named)), num_tokens=tokens)
     rest = {name: value for name, value in body.items() if name not in _NOT_COMPARED}
     return Answer((_json(rest),), num_tokens=tokens)
 
@@ -124,16 +121,6 @@ def _text_of(choice: Mapping[str, Any]) -> str:
     return "\n".join(filter(None, texts))
 
 
-def _text_of_decision(answer: Mapping[str, Any]) -> str:
-    """Return the name of a question and its most likely option, without probabilities."""
-    value = answer.get("choice")
-    if isinstance(share := answer.get("probability"), float):
-        value = share >= 1 / 2
-    elif "score" in answer and isinstance(levels := answer.get("probabilities"), list):
-        value = max(levels, key=lambda level: level["probability"])["label"]
-    return f"{answer.get('name')}: {_as_text(value)}"
-
-
 def _text_of_output(items: Sequence[Any]) -> str:
     """Return the text of the items of `/v1/responses`, with their function calls."""
     texts = []
@@ -188,10 +175,13 @@ def _decided(answers: object) -> list[tuple[str, list[float]]]:
 
 
 def _decided_line(name: object, answer: Mapping[str, Any]) -> tuple[str, list[float]]:
-    if answer["type"] == "refusal":
-        return f"{name}: refusal", []
+    kind = answer.get("type")
     shares: Any = answer.get("probabilities")
-    if answer["type"] == "predicate":
+    if kind is None:  # of a table, which may not have probabilities
+        return f"{name}: {_as_text(answer['choice'])}", []
+    if kind == "refusal":
+        return f"{name}: refusal", []
+    if kind == "predicate":
         shares = {"yes": answer["probability"], "no": 1 - answer["probability"]}
     elif isinstance(shares, list):
         shares = {item.get("label", item["value"]): item["probability"] for item in shares}

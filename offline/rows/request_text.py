@@ -26,15 +26,15 @@ def request_text(body: Mapping[str, Any]) -> str:
 
 def _decision_text(body: Mapping[str, Any], questions: Sequence[Any]) -> str:
     """Return a decision as the model reads it, without the labels that depend on the model."""
-    given, asked = body["input"], [_question_lines(question) for question in questions]
+    given, shown_questions = body["input"], [_question_lines(question) for question in questions]
     shown = given if isinstance(given, str) else "\n".join(map(_message_text, _items(given)))
     before = [body["instructions"]] if isinstance(body.get("instructions"), str) else []
     if body.get("question_layout") != "questions_first":
-        each = ("\n".join(["Question: " + lines[0], *lines[1:]]) for lines in asked)
+        each = ("\n".join(["Question: " + lines[0], *lines[1:]]) for lines in shown_questions)
         return "\n\n".join([*before, shown, *each])
     parts = []
-    for number, (first, *others) in enumerate(asked, 1):
-        name = "Question" if len(asked) == 1 else f"Question {number}"
+    for number, (first, *others) in enumerate(shown_questions, 1):
+        name = "Question" if len(shown_questions) == 1 else f"Question {number}"
         parts.append("\n".join([f"{name}: {first}", *others]))
     return "\n\n".join([*before, *parts, f"Input:\n{shown}"])
 

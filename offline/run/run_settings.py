@@ -31,7 +31,7 @@ _FLAGS: Final = {
         for name in (
             *("any_model", "proof_rows", "enable_prompt_tokens_details", "runner", "convert"),
             *("tool_call_parser", "reasoning_parser", "dtype", "max_model_len", "kv_cache_dtype"),
-            *("quantization", "seed", "dialect", "truncate_prompt_tokens"),
+            *("quantization", "seed", "dialect", "truncate_prompt_tokens", "batch_invariant"),
         )
     },
 }
@@ -40,7 +40,7 @@ _RECIPE_FLAGS: Final = {name: f"--{name}" for name in ("prompt", "system", "id",
 _QUESTIONS: Final = "--ask"
 _LAYOUT: Final = "--question-layout"
 _NOT_OF_ROWS: Final = frozenset(
-    (*("keep", "output", "vectors", "url", "params", "question_layout"), *QUESTIONS)
+    (*("keep", "output", "vectors", "url", "params", "confidence", "question_layout"), *QUESTIONS)
 )
 """Recipe keys that only change the table written from the rows, or that are named separately."""
 _DIGEST_BYTES: Final = 20

@@ -163,6 +163,8 @@ class ConstrainedRequest(GenerationRequest):
     regex: Text | None = None
     ebnf: Text | None = None
     grammar: Text | None = None
+    # Tidemill's own.
+    confidence: bool | None = None
 
     _constraint: OutputConstraint | None = PrivateAttr(None)
 
@@ -206,6 +208,12 @@ class ConstrainedRequest(GenerationRequest):
                     " output has only one constraint.",
                     param=found.param,
                 )
+        if self.confidence and self._constraint is None:
+            raise RequestError(
+                "`confidence` requires a constrained output: add a schema, regular expression, list"
+                " of choices or grammar, such as `response_format`.",
+                param="confidence",
+            )
         return self
 
 

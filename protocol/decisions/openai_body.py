@@ -71,14 +71,14 @@ def _question_type(value: object) -> object:
     return value
 
 
-class _Asked(BaseModel):
+class _Question(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     instructions: Content
     name: Text | None = None
 
 
-class Predicate(_Asked):
+class Predicate(_Question):
     """A question that is answered with yes or no."""
 
     type: Annotated[Literal["predicate"], BeforeValidator(_question_type)]
@@ -96,7 +96,7 @@ class Choice(BaseModel):
     description: Text | None = None
 
 
-class ChoiceQuestion(_Asked):
+class ChoiceQuestion(_Question):
     """A question that is answered with one of its choices."""
 
     type: Literal["choice"]
@@ -116,7 +116,7 @@ class Level(BaseModel):
     description: Text | None = None
 
 
-class ScoreQuestion(_Asked):
+class ScoreQuestion(_Question):
     """A question that is answered with a level of a scale, the lowest first."""
 
     type: Literal["score"]

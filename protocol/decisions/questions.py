@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import AfterValidator
@@ -190,9 +191,7 @@ def check_size(decision: Decision) -> None:
 def merged(parts: Iterable[Part]) -> list[Part]:
     """Return parts with neighboring texts joined, and without empty texts."""
     result: list[Part] = []
-    for part in parts:
-        if isinstance(part, str) and result and isinstance(result[-1], str):
-            result[-1] += part
-        elif part:
-            result.append(part)
-    return result
+    for is_text, some in groupby(parts, lambda part: isinstance(part, str)):
+        neighbors = [*some]
+        result += ["".join(map(str, neighbors))] if is_text else neighbors
+    return [part for part in result if part]

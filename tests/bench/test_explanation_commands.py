@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import argparse
 import re
+import runpy
 import shlex
-import subprocess
 import sys
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.faults import in_process
 from tidemill.cli.main import parse
 from tools.docs_report import blocks_of
 
@@ -18,32 +23,33 @@ ROOT = Path(__file__).parents[2]
 # tools/docs_report.py finds this pattern, too.
 PAGES = sorted(ROOT.glob("docs/explanation/*.md"))
 INLINE = re.compile(r"`((?:make|python -m|tidemill|\.venv/bin/python -m) [^`]+)`")
-# Each program parses its own arguments and ends before it does anything.
-PARSE = """
-import argparse, json, runpy, sys
+
 
 class Parsed(Exception):
-    pass
+    """A program has parsed its arguments."""
 
-def parsing(method):
-    def parse(self, *arguments, **keywords):
-        result = method(self, *arguments, **keywords)
-        if sys._getframe(1).f_globals["__name__"] == "argparse":
-            return result
-        raise Parsed
-    return parse
 
-for name in ("parse_args", "parse_known_args"):
-    method = getattr(argparse.ArgumentParser, name)
-    setattr(argparse.ArgumentParser, name, parsing(method))
-for command in json.load(sys.stdin):
-    module, *sys.argv[1:] = command
-    try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-        sys.exit(f"{module} parses no arguments")
-    except Parsed:
-        pass
-"""
+def parse_all(commands: list[list[str]]) -> int:
+    """Run each program until it has parsed its arguments, before it does anything."""
+
+    def parsing(method: Callable[..., Any]) -> Callable[..., Any]:
+        def parse(self: argparse.ArgumentParser, *arguments: Any, **keywords: Any) -> Any:
+            result = method(self, *arguments, **keywords)
+            if sys._getframe(1).f_globals["__name__"] == "argparse":
+                return result
+            raise Parsed
+
+        return parse
+
+    for name in ("parse_args", "parse_known_args"):
+        method = getattr(argparse.ArgumentParser, name)
+        setattr(argparse.ArgumentParser, name, parsing(method))
+    warnings.simplefilter("ignore", RuntimeWarning)  # of modules that are imported already
+    for module, *sys.argv[1:] in commands:
+        with suppress(Parsed):
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            raise AssertionError(f"{module} parses no arguments")
+    return 0
 
 
 def shell_lines(page: Path) -> list[str]:
@@ -95,17 +101,12 @@ def test_make_knows_every_target() -> None:
         assert all(re.search(rf"^{name} \?=", makefile, re.MULTILINE) for name in variables)
 
 
-def test_every_script_accepts_its_documented_arguments() -> None:
+def test_every_script_accepts_its_documented_arguments(tmp_path: Path) -> None:
     """Each `python -m bench.…` of the pages is parsed by the script's own parser."""
     documented = [command for command in commands("python -m") if command[0].startswith("bench.")]
     assert len(documented) > 10
-    subprocess.run(
-        [sys.executable, "-c", PARSE],
-        cwd=ROOT,
-        input=json.dumps(documented),
-        text=True,
-        check=True,
-    )
+    status = in_process(lambda: parse_all(documented), tmp_path / "stderr")
+    assert status == 0, (tmp_path / "stderr").read_text()
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,8 @@ class Api(NamedTuple):
     key: str
 
 
-@pytest.fixture(scope="module")
+# One for all files here, which share a process: see tests/groups.py.
+@pytest.fixture(scope="package")
 def api(ministack: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """Return the address and a key of a deployment that runs its batches."""
     resources = create_resources(

@@ -30,23 +30,32 @@ RERANKS = [
     for number in (1, 2)
 ]
 SCORES = [{"model": SCRIPTED, "text_1": "tide", "text_2": text} for text in ("ebb", "flood")]
+# By kind: the end of the base URL, and the requests.
+FLOWS: dict[str, tuple[str, list[dict[str, Any]]]] = {
+    "chat": ("", CHATS),
+    "embeddings": ("", EMBEDDINGS),
+    "rerank": ("", RERANKS),
+    "score": ("", SCORES),
+    "a slash": ("/", EMBEDDINGS),
+}
 
 FLOW = """
 import json, sys
 from openai_batch import Batch
 from openai_batch.providers import Provider
 
-folder, url, key, requests = sys.argv[1:]
-with Batch(
-    submission_input_file=f"{folder}/in.jsonl",
-    output_file=f"{folder}/out.jsonl",
-    error_file=f"{folder}/errors.jsonl",
-    provider=Provider(base_url=url, api_key=key),
-) as batch:
-    for request in json.loads(requests):
-        batch.add_to_batch(**request)
-    ended, output, errors = batch.submit_wait_download(interval=0.2)
-print(json.dumps([ended.status, output, errors]))
+key, flows = sys.argv[1:]
+for folder, url, requests in json.loads(flows):
+    with Batch(
+        submission_input_file=f"{folder}/in.jsonl",
+        output_file=f"{folder}/out.jsonl",
+        error_file=f"{folder}/errors.jsonl",
+        provider=Provider(base_url=url, api_key=key),
+    ) as batch:
+        for request in requests:
+            batch.add_to_batch(**request)
+        ended, output, errors = batch.submit_wait_download(interval=0.2)
+    print("ended:", json.dumps([ended.status, output, errors]))
 """
 
 
@@ -85,11 +94,25 @@ def requests_file(path: Path, bodies: list[dict[str, Any]], url: str) -> Path:
     return path
 
 
+def library_flows(key: str, *flows: tuple[Path, str, list[dict[str, Any]]]) -> list[Any]:
+    """Run requests through the library, one batch per folder and URL; return the end of each."""
+    given = json.dumps([(str(folder), url, requests) for folder, url, requests in flows])
+    lines = run(LIBRARY, "-c", FLOW, key, given).splitlines()
+    return [
+        json.loads(line.removeprefix("ended: ")) for line in lines if line.startswith("ended: ")
+    ]
+
+
 def library_flow(api: Api, folder: Path, requests: list[dict[str, Any]]) -> None:
     """Run requests through the library: each has a successful row, in order."""
-    stdout = run(LIBRARY, "-c", FLOW, folder, api.url, api.key, json.dumps(requests))
+    [printed] = library_flows(api.key, (folder, api.url, requests))
+    check_flow(printed, folder, requests)
+
+
+def check_flow(printed: Any, folder: Path, requests: list[dict[str, Any]]) -> None:
+    """Check that each request has a successful row, in order."""
     output = folder / "out.jsonl"
-    assert json.loads(stdout.splitlines()[-1]) == ["completed", str(output), None]
+    assert printed == ["completed", str(output), None]
     rows = rows_in(output)
     assert [row["custom_id"] for row in rows] == [
         f"line-{number}" for number in range(1, len(requests) + 1)
@@ -111,22 +134,29 @@ def create_and_resume(api: Api, folder: Path) -> None:
     assert [row["response"]["status_code"] for row in rows_in(errors)] == [400]
 
 
-@pytest.mark.parametrize(
-    "requests",
-    [CHATS, EMBEDDINGS, RERANKS, SCORES],
-    ids=["chat", "embeddings", "rerank", "score"],
-)
+@pytest.fixture(scope="module")
+def ended(api: Api, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Path]]:
+    """Run all kinds of requests in one process; return what it printed, and the folder, of each."""
+    flows = [
+        (tmp_path_factory.mktemp("flow"), f"{api.url}{end}", requests)
+        for end, requests in FLOWS.values()
+    ]
+    printed = library_flows(api.key, *flows)
+    folders = [folder for folder, _, _ in flows]
+    return dict(zip(FLOWS, zip(printed, folders, strict=True), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["chat", "embeddings", "rerank", "score"])
 def test_the_library_submits_waits_and_downloads(
-    api: Api, tmp_path: Path, requests: list[dict[str, Any]]
+    ended: dict[str, tuple[Any, Path]], kind: str
 ) -> None:
     """Every kind of file that it creates comes back with a successful row per request, in order."""
-    library_flow(api, tmp_path, requests)
+    check_flow(*ended[kind], FLOWS[kind][1])
 
 
-def test_a_base_url_may_end_in_a_slash(api: Api, tmp_path: Path) -> None:
+def test_a_base_url_may_end_in_a_slash(ended: dict[str, tuple[Any, Path]]) -> None:
     """Both spellings are common."""
-    stdout = run(LIBRARY, "-c", FLOW, tmp_path, f"{api.url}/", api.key, json.dumps(EMBEDDINGS))
-    assert json.loads(stdout.splitlines()[-1])[0] == "completed"
+    check_flow(*ended["a slash"], FLOWS["a slash"][1])
 
 
 def test_the_command_runs_a_file(api: Api, tmp_path: Path) -> None:
@@ -146,9 +176,7 @@ def test_the_command_creates_and_another_one_resumes(api: Api, tmp_path: Path) -
 
 def test_each_client_has_its_own_environment() -> None:
     """Each has the openai package that it requires, and none of our packages."""
-    majors = {
-        run(python, "-c", "import openai; print(openai.__version__)").split(".")[0]
-        for python in (LIBRARY, COMMAND)
-    }
+    code = "import importlib.metadata as metadata; print(metadata.version('openai'))"
+    majors = {run(python, "-c", code).split(".")[0] for python in (LIBRARY, COMMAND)}
     assert majors == {"2", "3"}
     assert run(LIBRARY, "-c", "import sys; print(sys.prefix)").strip() != sys.prefix

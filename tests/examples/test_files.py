@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from tests.examples.runs import bodies_of, lines_of
 from tools.demo.train_reranker import assemble, base_path
@@ -28,6 +27,8 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.long  # vectors are in the mixed file, below
 def test_embeddings_are_those_of_sentence_transformers(tmp_path: Path) -> None:
     """Each line's vector is what the library gives for its input, of length one."""
+    from sentence_transformers import SentenceTransformer
+
     bodies = bodies_of("embeddings.jsonl", base_path(), MINILM, tmp_path)
     theirs = SentenceTransformer(str(base_path()), device="cpu")
     for line in lines_of("embeddings.jsonl"):
@@ -40,6 +41,8 @@ def test_embeddings_are_those_of_sentence_transformers(tmp_path: Path) -> None:
 @pytest.mark.long  # as rankings of the same model, below
 def test_scores_tell_what_is_relevant(reranker: Path, tmp_path: Path) -> None:
     """The document that answers is scored above the other, each as sentence-transformers has it."""
+    from sentence_transformers import CrossEncoder
+
     bodies = bodies_of("score.jsonl", reranker, "tidemill-reranker", tmp_path)
     theirs = CrossEncoder(str(reranker), device="cpu")
     for line in lines_of("score.jsonl"):
@@ -65,6 +68,8 @@ def test_rankings_begin_with_what_answers(reranker: Path, tmp_path: Path) -> Non
 
 def test_one_file_may_ask_one_model_at_several_urls(tmp_path: Path) -> None:
     """Vectors in either form, scores and a ranking by cosines; chat has a row that says no."""
+    from sentence_transformers import SentenceTransformer
+
     bodies = bodies_of("mixed.jsonl", base_path(), MINILM, tmp_path)
     theirs = SentenceTransformer(str(base_path()), device="cpu")
     first, second = (np.array(entry["embedding"]) for entry in bodies["vector"]["data"])

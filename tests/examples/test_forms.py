@@ -1,25 +1,36 @@
-"""`examples/structured.jsonl` and `examples/tools.jsonl` through `tidemill run`."""
+"""`examples/structured.jsonl` and `examples/tools.jsonl` through one `tidemill run`."""
 
 from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
-from tests.examples.runs import bodies_of
+import pytest
+
+from tests.examples.runs import EXAMPLES, bodies_of, lines_of
 from tidemill import demo
 
 
-def choices_of(name: str, folder: Path) -> dict[str, Any]:
-    """Return the one choice of each row."""
-    bodies = bodies_of(name, demo.MODEL_PATH, demo.NAME, folder)
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the one choice of each row of both files."""
+    folder = tmp_path_factory.mktemp("forms")
+    names = ("structured.jsonl", "tools.jsonl")
+    both = folder / "both.jsonl"
+    both.write_text("".join((EXAMPLES / name).read_text() for name in names))
+    bodies = bodies_of(both, demo.MODEL_PATH, demo.NAME, folder)
     return {custom_id: body["choices"][0] for custom_id, body in bodies.items()}
 
 
-def test_each_answer_has_the_form_of_its_line(tmp_path: Path) -> None:
+def of_file(name: str, rows: dict[str, Any]) -> dict[str, Any]:
+    """Return the choices of one file's lines."""
+    return {line["custom_id"]: rows[line["custom_id"]] for line in lines_of(name)}
+
+
+def test_each_answer_has_the_form_of_its_line(rows: dict[str, Any]) -> None:
     """A schema, choices, a regular expression; each line has its own."""
-    choices = choices_of("structured.jsonl", tmp_path)
+    choices = of_file("structured.jsonl", rows)
     texts = {
         name: choice["message"]["content"] if "message" in choice else choice["text"]
         for name, choice in choices.items()
@@ -37,9 +48,9 @@ def test_each_answer_has_the_form_of_its_line(tmp_path: Path) -> None:
     assert texts["completion"] in (" cold", " warm", " loud")
 
 
-def test_calls_come_where_they_must_and_nowhere_else(tmp_path: Path) -> None:
+def test_calls_come_where_they_must_and_nowhere_else(rows: dict[str, Any]) -> None:
     """By the right names, with arguments of their schemas."""
-    choices = choices_of("tools.jsonl", tmp_path)
+    choices = of_file("tools.jsonl", rows)
     for name in ("required", "named"):
         assert choices[name]["finish_reason"] == "tool_calls"
     called = [call["function"] for call in choices["required"]["message"]["tool_calls"]]

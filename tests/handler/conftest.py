@@ -6,7 +6,7 @@ import os
 from functools import cache
 
 import pytest
-from aiobotocore.session import AioSession, get_session
+from aiobotocore.session import AioSession
 
 from tests.emulators import Emulator
 from tests.handler.finalize.rig import Cloud
@@ -19,12 +19,15 @@ def _one_session_of_botocore() -> None:
     """Let workers in this process read the services' descriptions once: each took 0.2 s of CPU."""
 
     @cache
-    def session_of(_environment: frozenset[tuple[str, str]]) -> AioSession:
-        return get_session()
+    def session_of(profile: str | None, _environment: frozenset[tuple[str, str]]) -> AioSession:
+        return AioSession(profile=profile)
 
-    aio.get_session = lambda: session_of(
-        frozenset((name, value) for name, value in os.environ.items() if name.startswith("AWS_"))
-    )
+    def shared(profile: str | None = None) -> AioSession:
+        aws = ((name, value) for name, value in os.environ.items() if name.startswith("AWS_"))
+        return session_of(profile, frozenset(aws))
+
+    assert aio.AioSession is AioSession, "it is replaced already, or has another name"
+    aio.AioSession = shared
 
 
 @pytest.fixture

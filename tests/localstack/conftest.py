@@ -14,8 +14,9 @@ from tidemill.handler.fleet.stop import stop_workers
 STOP_SECONDS = 60
 
 
-# Deploying the stacks takes longer than most of what is tried on them.
-@pytest.fixture(scope="session")
+# Deploying the stacks takes longer than most of what is tried on them. It ends with the group of
+# tests/groups.py that uses it: an idle cloud polls its queues.
+@pytest.fixture(scope="package")
 def cloud() -> Iterator[LocalCloud]:
     """Return a cloud as `tidemill local up` runs it."""
     options = LocalOptions(config=DEFAULT_PATH, aliases=("gpt-4o-mini", "*"))

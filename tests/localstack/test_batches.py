@@ -17,6 +17,7 @@ from openai.types import Batch as OpenAIBatch
 from localstack.cloud import Cloud
 from localstack.resources import create_resources
 from tests.emulators import Emulator, active_ids, count_messages, deployment_of
+from tests.long_parameters import with_long
 from tidemill import demo
 from tidemill.batch.model import Batch
 from tidemill.batch.states import Status
@@ -116,11 +117,13 @@ def test_the_example_file_is_answered_by_the_demo_model(cloud: Cloud) -> None:
     assert [row["custom_id"] for row in rows] == [
         n for n in requested if n not in {row["custom_id"] for row in failed}
     ]
+    assert all(row["response"]["body"]["choices"] for row in rows)
     assert report["usage"]["output_tokens"] > 0
+    assert report["tidemill"]["engine_version"]
     OpenAIBatch.model_validate(report)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+@pytest.mark.parametrize("share", with_long([0.5], [0.0, 0.99]))
 def test_a_cancelled_batch_keeps_its_finished_rows(
     share: float, cloud: Cloud, aws: Aws, deployment: Deployment
 ) -> None:
@@ -341,7 +344,7 @@ def test_an_input_that_goes_while_it_runs_fails_the_batch(
     assert 0 < len(cloud.rows("gone")) < 400
 
 
-@pytest.mark.parametrize("form", ["json", "jsonl.gz", "json.gz", "JSONL"])
+@pytest.mark.parametrize("form", with_long(["json.gz", "JSONL"], ["json", "jsonl.gz"]))
 def test_a_file_in_another_form_gets_the_same_rows(form: str, cloud: Cloud) -> None:
     """The rows come through shards, a worker and finalize, in line order."""
     body = lines(100)

@@ -462,6 +462,7 @@ def test_rows_of_a_table_are_the_same_whichever_way_they_go(
     assert table["text"].to_pylist() == expected
 
 
+@pytest.mark.long  # each way has its own start of an engine
 def test_decisions_over_a_dropped_table_are_those_of_a_run(
     cloud: LocalCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,7 +123,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         options = client_options(environment)
         path = write_config(options, folder)
         config = read_config(path)
-        outputs = deploy(trusting, folder, config=path, name=config.name)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("localstack.stacks.synthesise", synthesise)
+            outputs = deploy(trusting, folder, config=path, name=config.name)
         iam = boto3.client("iam", **options)
         for role in iam.list_roles(MaxItems=1000)["Roles"]:
             if role["RoleName"].startswith(f"{config.name}-api-"):
@@ -148,6 +150,22 @@ def make_enforcement(folder: Path) -> IamEnforcement:
     certificate.private_key_pem.write_to_path(found.key)
     certificate.cert_chain_pems[0].write_to_path(found.certificate)
     return found
+
+
+def synthesise(folder: Path, *, config: Path, **_: str) -> Path:
+    """Write the templates for Lambdas on this machine, without two more processes."""
+    from aws_cdk import App
+
+    from infra.app import add_stacks
+    from infra.bundle import host_processor, make_bundle
+    from infra.pip_target import python_version
+
+    context = json.loads((ROOT / "cdk.json").read_text(encoding="utf-8"))["context"]
+    app = App(outdir=str(folder / "cdk"), context=context)
+    bundle = make_bundle(host_processor(), python=python_version())
+    add_stacks(app, read_config(config), bundle)
+    app.synth()
+    return folder / "cdk"
 
 
 def worker_policy(config: Config) -> dict[str, Any]:

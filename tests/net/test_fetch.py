@@ -12,7 +12,7 @@ import pytest
 import trustme
 
 from tests.net.inside import ADDRESSES, HOSTS, in_url
-from tests.net.site import HOST, PUBLIC, Page, Site, moved
+from tests.net.site import HOST, PUBLIC, Page, Site, default_context, moved
 from tidemill.net.fetch import Fetcher, FetchFailed, FetchLimits
 from tidemill.net.pinned_connection import Network
 
@@ -73,7 +73,8 @@ async def test_no_private_address_is_dialled(inside: str) -> None:
 async def test_a_private_address_in_any_notation_is_not_dialled(host: str) -> None:
     """A redirect to such an address is not dialled either."""
     with Site({"/": moved(f"http://{host}/latest/meta-data/")}) as site:
-        network = Network(connect=site.network().connect)  # resolves names as usual
+        # It resolves names as usual.
+        network = Network(connect=site.network().connect, context=default_context())
         with pytest.raises(FetchFailed, match="not a public host"):
             await fetcher(network).fetch(f"http://{host}/")
         assert site.dialled == []

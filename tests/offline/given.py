@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tidemill.offline.files.paths import spool_path
+
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -35,6 +37,14 @@ def wait_for_rows(path: Path, count: int) -> None:
     while not path.exists() or path.read_bytes().count(b"\n") < count:
         assert time.monotonic() < deadline, "the rows did not come"
         time.sleep(0.01)
+
+
+def durable_ids(out: Path) -> set[str]:
+    """Return the ids of the rows that outlive a kill."""
+    paths = [path for path in (out, spool_path(out)) if path.exists()]
+    records = [record for path in paths for record in path.read_bytes().splitlines(keepends=True)]
+    whole = [record for record in records if record.endswith(b"\n")]
+    return {json.loads(record.rpartition(b"\t")[2])["id"] for record in whole}
 
 
 @dataclass

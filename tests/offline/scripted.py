@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import re
+import ctypes
 import resource
 import signal
 import sys
@@ -99,7 +99,10 @@ def act(body: dict[str, Any]) -> None:
     if "block" in body:
         time.sleep(body["block"])
     if "lock" in body:
-        re.match(r"(a+)+$", "a" * 64 + "b")  # which takes ages, and does not release the lock
+        # A mutex that is locked twice waits forever, and does not release Python's lock.
+        lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+        lock(mutex)
+        lock(mutex)
 
 
 def main() -> int:

@@ -179,7 +179,7 @@ def test_a_state_is_any_json(state: object) -> None:
 
 
 def test_a_large_state_is_the_same_json() -> None:
-    """It is printed in pieces, so that other threads run meanwhile."""
+    """It is printed in pieces, so that other threads run in the meantime."""
     [text] = system_one(state={"a": list(range(20_000)), "é": None}).state_parts
     assert isinstance(text, str)
     assert text.startswith('{"a": [0, 1, ')
@@ -187,7 +187,7 @@ def test_a_large_state_is_the_same_json() -> None:
 
 
 def test_a_choice_of_system_one_may_have_one_option() -> None:
-    """As in vLLM, its confidence is the probability of its label."""
+    """Its confidence is the probability of its label, which is how vLLM answers."""
     request = system_one(question=NOUL | {"type": "choice", "criteria": {"heads": None}})
     assert [option.text for option in request.asked[0].options] == ["heads"]
 

@@ -46,7 +46,7 @@ def test_a_run_returns_what_its_card_says(tmp_path: Path, monkeypatch: pytest.Mo
         run(source, out, **flags)
 
 
-def test_a_run_asks_questions(tmp_path: Path) -> None:
+def test_a_run_decides_questions(tmp_path: Path) -> None:
     """Several flags of one name are a list."""
     source = tmp_path / "t.csv"
     source.write_text("q\nMy lamp is broken.\n")
@@ -58,6 +58,9 @@ def test_a_run_asks_questions(tmp_path: Path) -> None:
     assert done.output.read_text().startswith("q,label,label_confidence,")
 
 
+# Three runs of a model; the command's own tests resume with a scripted engine, and the others here
+# prove that keywords are flags and that refusals are exceptions.
+@pytest.mark.long
 def test_a_run_is_resumed_with_its_settings(tmp_path: Path) -> None:
     """Other ones are an exception; keywords allow them, or a higher limit for truncated rows."""
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"

@@ -172,7 +172,7 @@ DECISION: dict[str, Any] = {
 
 
 def test_a_decision_has_typed_answers(client: openai.OpenAI) -> None:
-    """They are in the order of the questions; a boolean is no string."""
+    """They are in the order of the questions; a boolean is not a string."""
     decision = client.decisions.create(
         **DECISION, safety_identifier="x", prompt_cache_key="y", prompt_cache_options={}
     )

@@ -21,7 +21,7 @@ from ...kernels.adapters import AdapterMapping, AdapterWeights, LinearAdapters
 from ...kernels.attention import AttentionBackend, HeadNorms
 from ...kernels.backends import choose_elementwise, choose_linear
 from ...kernels.communicator import SINGLE_RANK, Communicator
-from ...kernels.elementwise import Norm, apply_rotary, rms_norm, rotary_cos_sin
+from ...kernels.elementwise import Norm, apply_rotary, rms_norm, rotary_cos_sin, sigmoid
 from ...kernels.hybrid import HybridBackend
 from ...kernels.latent import LatentBackend
 from ...kernels.linear import Embedding, Linear
@@ -223,7 +223,7 @@ class Decoder:
         if layer.is_last and layer.recurrent is None and not len(step.logit_rows):
             return residual[:0]
         out = attention.attend(layer.index, query, layer.sinks).flatten(1)
-        return out if gate is None else out * gate.sigmoid()
+        return out if gate is None else out * sigmoid(gate)
 
     def _project(self, layer: DecoderLayer, x: Tensor | None, residual: Tensor) -> Tensor | None:
         """Return a layer's addition to the residual `[T, H]`, after its mixer's output `x`."""

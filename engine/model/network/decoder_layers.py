@@ -14,7 +14,15 @@ from torch.nn import functional
 from ...kernels.adapters import LinearAdapters
 from ...kernels.attention import AttentionShape, HeadNorms
 from ...kernels.backends import choose_experts, make_experts
-from ...kernels.elementwise import ElementwiseOps, Gate, Norm, activate, apply_rotary, xielu
+from ...kernels.elementwise import (
+    ElementwiseOps,
+    Gate,
+    Norm,
+    activate,
+    apply_rotary,
+    sigmoid,
+    xielu,
+)
 from ...kernels.experts import ExpertWeights, Routing, route
 from ...kernels.latent import LatentBackend, UpProjections
 from ...kernels.linear import Fp8Linear, Linear, LinearFactory, NormedLinear
@@ -397,7 +405,8 @@ class LayerMaker:
         if routing.is_plain:
             return self._linear(f"{role}router")
         weight = as_tensor(self._weights.pop(f"{role}router")).float()
-        return lambda x: functional.linear(x.float(), weight)
+        product = self._linear_factory.make(weight)
+        return lambda x: product(x.float())
 
     def _shared_experts(self, role: str, experts: Experts) -> Linear:
         """Return the shared MLP, which processes every token in addition to its experts."""
@@ -407,5 +416,5 @@ class LayerMaker:
         )
         if not experts.has_shared_gate:
             return lambda x: down(up(x))
-        share = as_tensor(self._weights.pop(f"{role}shared_gate"))
-        return lambda x: down(up(x)) * functional.linear(x, share).sigmoid()
+        share = self._linear_factory.make(as_tensor(self._weights.pop(f"{role}shared_gate")))
+        return lambda x: down(up(x)) * sigmoid(share(x))

@@ -70,6 +70,11 @@ def test_a_prompt_fills_the_field_of_its_url(url: str, expected: Any) -> None:
         ({"prompt": "x", "keep": "a"}, "`keep` must be a list of column names"),
         ({"prompt": "x", "output": "xlsx"}, "`output` is 'xlsx': it must be one of parquet, csv"),
         ({"prompt": "x", "vectors": "int4"}, "`vectors` is 'int4'"),
+        ({"prompt": "x", "confidence": 1}, "`confidence` must be true or false"),
+        (
+            {"prompt": "x", "confidence": True, "url": "/v1/embeddings"},
+            "/v1/embeddings does not support `confidence`",
+        ),
     ],
 )
 def test_an_invalid_recipe_is_reported(given: dict[str, Any], words: str) -> None:

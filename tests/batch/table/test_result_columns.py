@@ -96,6 +96,52 @@ def test_fields_of_a_schema_are_typed_columns() -> None:
     assert [each["output_text"] for each in found] == texts
 
 
+def test_confidence_has_typed_columns() -> None:
+    """Few values have probabilities, null if they are not distinguished; failed rows have none."""
+    fields = {
+        "": {"confidence": 0.2},
+        "/label": {
+            "confidence": 0.7,
+            "probabilities": [
+                {"value": "good", "probability": 0.7},
+                {"value": "bad", "probability": 0.3},
+            ],
+        },
+        "/stars": {"confidence": 0.5},
+        "/tags": {"confidence": None},
+    }
+    answer = {"message": {"content": '{"label": "good"}'}, "finish_reason": "stop"}
+    unclear = {**fields, "/label": {**fields["/label"], "undecided": [{"values": ["bad"]}]}}
+    bodies = [{"choices": [{**answer, "confidence": each}]} for each in (fields, unclear, None)]
+    params = {"response_format": FORMAT}
+    schema, found = columns_of([*map(row, bodies), row(None)], params=params, confidence=True)
+    types = {field.name: str(field.type) for field in schema}
+    assert types["label_confidence"] == types["any_confidence"] == "double"
+    assert types["label_probabilities"] == "struct<good: double, bad: double>"
+    assert not {"stars_probabilities", "text_confidence"} & types.keys()
+    names = ("label_confidence", "label_probabilities", "stars_confidence", "tags_confidence")
+    assert [[one[name] for name in names] for one in found] == [
+        [0.7, {"good": 0.7, "bad": 0.3}, 0.5, None],
+        [0.7, {"good": 0.7, "bad": None}, 0.5, None],
+        [None] * 4,
+        [None] * 4,
+    ]
+
+
+def test_confidence_without_a_schema_is_about_the_whole_answer() -> None:
+    """Choices have probabilities; several answers have a list."""
+    shares = [{"value": "a", "probability": 0.9}, {"value": "b", "probability": 0.1}]
+    whole = {"": {"confidence": 0.9, "probabilities": shares}}
+    given = row({"choices": [{"text": "a", "finish_reason": "stop", "confidence": whole}]})
+    params = {"guided_choice": ["a", "b"], "confidence": True}
+    _, (found,) = columns_of([given], params=params, url="/v1/completions")
+    assert found["text_confidence"] == 0.9
+    assert found["text_probabilities"] == {"a": 0.9, "b": 0.1}
+    schema, (found,) = columns_of([given], params={**params, "n": 2})
+    assert str(schema.field("text_confidence").type) == "list<item: double>"
+    assert found["text_confidence"] == [0.9]
+
+
 CUT_OFF = "cut off at the token limit (finish_reason `length`): raise max_tokens."
 
 

@@ -32,7 +32,7 @@ def test_check_shows_the_first_requests(shell: Shell) -> None:
 
 
 def test_check_shows_rows_with_their_questions(shell: Shell) -> None:
-    """As the model reads them; a question with an invalid form is rejected first."""
+    """Text is shown as the model reads it; a question with an invalid form is rejected first."""
     table = write("t.csv", "id,text\na,It broke.\n")
     questions = ("--ask", "team = billing|shipping: Which team?", "--ask", "damaged: Is it broken?")
     result = shell.type("check", table, *questions, "--id", "id")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
@@ -333,7 +333,14 @@ MIXED = st.tuples(
     st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6),
     st.sampled_from([None, THREE, Places(((),) * 7), Places(((1, 2, 5), (3, 4, 8)) * 4)]),
     st.integers(1, 9),
-    st.sampled_from([GREEDY, Sampling(temperature=1.0, seed=3), replace(GREEDY, logprobs=1)]),
+    st.sampled_from(
+        [
+            GREEDY,
+            Sampling(temperature=1.0, seed=3),
+            replace(GREEDY, logprobs=1),
+            replace(GREEDY, logprobs=1, reads_confidence=True),
+        ]
+    ),
 )
 
 
@@ -344,7 +351,6 @@ MIXED = st.tuples(
     is_drafted=st.booleans(),
     num_pages=st.integers(8, 40),
 )
-@settings(max_examples=60, deadline=None)
 def test_rows_next_to_constraints_equal_their_results_alone(
     drawn: list[tuple[list[int], Places | None, int, Sampling]],
     failing: int,
@@ -371,3 +377,6 @@ def test_rows_next_to_constraints_equal_their_results_alone(
             expected.finish_reason,
         )
         assert list(actual.logprobs or ()) == list(expected.logprobs or ())
+        assert list(map(repr, actual.token_choices)) == list(map(repr, expected.token_choices))
+        num_choices = len(actual.token_ids) if one.sampling.reads_confidence else 0
+        assert len(actual.token_choices) == num_choices

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.engine.adapters import halves, write_adapter
 from tests.engine.families import build
+from tests.long_parameters import with_long
 from tidemill.engine.config import EngineConfig, LoraModule
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.kernels import linear
@@ -22,7 +23,7 @@ from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.parity import parity_inputs
 
 
-@pytest.fixture(name="config", params=["float32", "bfloat16"])
+@pytest.fixture(name="config", params=with_long(["float32"], ["bfloat16"]))
 def fixture_config(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> EngineConfig:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.engine.families import build
+from tests.long_parameters import with_long
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.kernels.attention import AttentionShape
@@ -102,13 +104,22 @@ def test_a_wrong_kernel_refuses_the_model(
         load_model(settings)
 
 
-def test_a_gpus_kernels_split_and_share_here(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("backend", "shape"),
+    with_long(
+        [(TritonAttention, AttentionShape(2, 1, 16, 16, 0.25))],
+        [
+            (
+                TritonLatentAttention,
+                AttentionShape(2, 1, 32, 16, 0.2, has_latent_values=True),
+            )
+        ],
+    ),
+)
+def test_a_gpus_kernels_split_and_share_here(
+    monkeypatch: pytest.MonkeyPatch, backend: Any, shape: AttentionShape
+) -> None:
     """Interpreted, with the fewest pages that are split and shared."""
     monkeypatch.setattr(attention_parity, "LONGEST_PAGES", 18)
     monkeypatch.setattr(attention_parity, "SHARED_PAGES", 4)
-    of_latents = AttentionShape(2, 1, 32, 16, 0.2, has_latent_values=True)
-    for backend, shape in (
-        (TritonAttention, AttentionShape(2, 1, 16, 16, 0.25)),
-        (TritonLatentAttention, of_latents),
-    ):
-        assert attention_distance(backend, shape, *[torch.float32] * 2, CPU) < 1e-5
+    assert attention_distance(backend, shape, *[torch.float32] * 2, CPU) < 1e-5

@@ -120,10 +120,10 @@ def test_errors_name_their_place(source: str, words: str) -> None:
 
 def test_long_sources_are_read_in_linear_time() -> None:
     """No part is read repeatedly."""
-    for source in ("#" * 1_000_000, "\n" * 1_000_000, '"' + "a" * 1_000_000, "a" * 1_000_000):
+    for source in ("#" * 300_000, "\n" * 300_000, '"' + "a" * 300_000, "a" * 300_000):
         with pytest.raises(GrammarError):
             lark_of(source)
-    assert lark_of('root ::= "' + "a" * 1_000_000 + '"')
+    assert lark_of('root ::= "' + "a" * 300_000 + '"')
     assert lark_of("root ::= [" + "a" * 200_000 + "]" + "\n# x\n" * 100_000)
 
 

@@ -67,10 +67,8 @@ async def test_an_image_is_placed_as_in_a_chat(served: Dispatcher) -> None:
         probabilities.append(reply.body["answers"][0]["probability"])
     assert probabilities[0] == pytest.approx(probabilities[2], rel=1e-3)
     assert probabilities[0] != pytest.approx(probabilities[1], rel=0.01)
-    text = {
-        "type": "text",
-        "text": "\n\nQuestion: Torn?\nAnswer only with one letter: Y for yes or N for no.",
-    }
+    question = "\n\nQuestion: Torn?\nAnswer only with one letter: Y for yes or N for no."
+    text = {"type": "text", "text": question}
     chat = {"messages": [{"role": "user", "content": [image_part(image), text]}], "max_tokens": 1}
     usage = (await served.respond("/v1/chat/completions", chat, "req_1", 0)).usage
     # All full pages of the chat's prompt are those of the decision; labels are a few more tokens.

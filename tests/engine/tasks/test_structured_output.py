@@ -12,6 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from bench.kernels.schemas import drawn_schema
+from tests.long_parameters import with_long
 from tidemill.demo import MODEL_PATH
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.endpoints.dispatcher import Dispatcher
@@ -30,7 +31,7 @@ PERSON = {
 }
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["in turn", "ahead"])
+@pytest.fixture(scope="module", params=with_long([0], [1]), ids=["in turn", "ahead"])
 def served(request: pytest.FixtureRequest) -> Iterator[Dispatcher]:
     """Return the demo model behind its endpoints, with and without a step in flight."""
     config = EngineConfig(str(MODEL_PATH), dtype="float32", device="cpu", steps_ahead=request.param)

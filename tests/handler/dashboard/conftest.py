@@ -18,8 +18,9 @@ from tidemill.handler.tenants.keys import KeyStore
 PRICES = '{"tidemill-demo": 0.8}'
 
 
-# Until it is closed, Playwright runs an event loop, which excludes asynchronous tests.
-@pytest.fixture(scope="module")
+# One for all files here, which share a process (tests/groups.py). Until it is closed, Playwright
+# runs an event loop, which excludes asynchronous tests.
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
     """Return a browser, or skip where there is none."""
     executable = find_chromium()

@@ -78,13 +78,24 @@ class Storage:
         page.route(re.compile("partNumber="), self.handle)
 
 
+def file_of_parts(folder: Path, num_parts: float) -> Path:
+    """Write a file of that many parts, and return its path."""
+    line = line_of("x" * 1000)
+    file = folder / "large.jsonl"
+    file.write_bytes((line + b"\n") * int(PART_BYTES * num_parts / (len(line) + 1)))
+    return file
+
+
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
     """Return a file of four parts."""
-    line = line_of("x" * 1000)
-    file = tmp_path / "large.jsonl"
-    file.write_bytes((line + b"\n") * (PART_BYTES * 7 // 2 // (len(line) + 1)))
-    return file
+    return file_of_parts(tmp_path, 3.5)
+
+
+@pytest.fixture
+def two_parts(tmp_path: Path) -> Path:
+    """Return a file of two parts, for tests that do not depend on their number."""
+    return file_of_parts(tmp_path, 1.1)
 
 
 def test_parts_are_sent_again(page: Page, cloud: Cloud, new_key: NewKey, large: Path) -> None:
@@ -124,14 +135,14 @@ def test_a_reload_in_the_middle(page: Page, cloud: Cloud, new_key: NewKey, large
 
 
 def test_a_storage_that_cannot_be_reached(
-    page: Page, cloud: Cloud, new_key: NewKey, large: Path
+    page: Page, cloud: Cloud, new_key: NewKey, two_parts: Path
 ) -> None:
     """The page shows the error; another try resumes the upload, giving up aborts it."""
     storage = Storage(cloud, num_failures=10_000)
     storage.watch(page)
     page.clock.install()
     sign_in(page, new_key("lab"), "#/new")
-    choose(page, large)
+    choose(page, two_parts)
     alert = page.get_by_role("alert").filter(has_text="the connection was interrupted")
     for _ in range(300):
         page.clock.fast_forward(20_000)
@@ -145,13 +156,13 @@ def test_a_storage_that_cannot_be_reached(
     expect(page.get_by_role("heading", name="large.jsonl")).to_be_visible(timeout=SECONDS)
 
 
-def test_an_upload_is_given_up(page: Page, cloud: Cloud, new_key: NewKey, large: Path) -> None:
+def test_an_upload_is_given_up(page: Page, cloud: Cloud, new_key: NewKey, two_parts: Path) -> None:
     """Nothing of it is kept: neither parts nor a batch."""
     storage = Storage(cloud, held_from=1)
     storage.watch(page)
     sign_in(page, new_key("lab"), "#/new")
     with page.expect_request(re.compile("partNumber=")):
-        choose(page, large)
+        choose(page, two_parts)
     with page.expect_response("**/cancel") as cancelled:
         page.get_by_role("button", name="Cancel upload").click()
     assert cancelled.value.ok
@@ -162,14 +173,14 @@ def test_an_upload_is_given_up(page: Page, cloud: Cloud, new_key: NewKey, large:
 
 
 def test_a_key_revoked_in_the_middle_of_an_upload(
-    page: Page, cloud: Cloud, new_key: NewKey, large: Path
+    page: Page, cloud: Cloud, new_key: NewKey, two_parts: Path
 ) -> None:
     """The upload waits for another key and goes on with it."""
     key = new_key("lab")
     storage = Storage(cloud, num_failures=1)
     storage.watch(page)
     sign_in(page, key, "#/new")
-    page.get_by_label("A JSONL file").set_input_files(large)
+    page.get_by_label("A JSONL file").set_input_files(two_parts)
     cloud.run(KeyStore(cloud.deployment.table.name).revoke(key_id_of(key), int(time.time())))
     page.get_by_role("button", name="Upload and start").click()
     expect(page.locator("#sign-in-error")).to_contain_text("no longer accepted")

@@ -176,7 +176,7 @@ def test_a_repeated_message_changes_nothing(mini: Cloud) -> None:
 
 @pytest.mark.parametrize(
     ("status", "stride"),
-    with_long([(Status.FINALIZING, 3)], [(Status.FINALIZING, 1), (Status.CANCELLING, 1)]),
+    with_long([(Status.FINALIZING, 7)], [(Status.FINALIZING, 1), (Status.CANCELLING, 1)]),
 )
 def test_a_run_may_die_at_any_moment(mini: Cloud, status: Status, stride: int) -> None:
     """Killed between any two of its requests, another run ends in the very same state."""

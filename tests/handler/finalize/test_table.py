@@ -20,6 +20,7 @@ from tests.emulators import Emulator
 from tests.handler.finalize.rig import fail, plenty
 from tests.handler.intake.rig import Cloud
 from tests.handler.killing import is_killed_after
+from tests.long_parameters import with_long
 from tidemill.batch.model import Batch
 from tidemill.batch.parts import FinishedRow, encode_part
 from tidemill.batch.states import Status
@@ -194,7 +195,7 @@ def test_questions_about_a_dropped_table_are_columns_of_it(
     """The batch's report has the distribution of the answers."""
     monkeypatch.setattr(f"{__name__}.row_of", decision_of)
     recipe = b"ask = ['good: Is it good?']\nkeep = ['text']\nprompt = 'text: {{ text }}'\n"
-    batch = drop(mini, parquet(REVIEWS), "input/asked.parquet", recipe)
+    batch = drop(mini, parquet(REVIEWS), "input/decided.parquet", recipe)
     assert batch.endpoint == "/v1/decisions"
     ended = finished(mini, published(mini, batch))
     assert (ended.status, ended.errors) == (Status.COMPLETED, ())
@@ -381,7 +382,8 @@ def test_a_batch_that_ends_early(mini: Cloud, outcome: str) -> None:
     assert "completion window" in errors[-1]
 
 
-def test_a_run_may_die_at_any_moment(mini: Cloud) -> None:
+@pytest.mark.parametrize("stride", with_long([5], [1]))
+def test_a_run_may_die_at_any_moment(mini: Cloud, stride: int) -> None:
     """Killed between any two of its requests, another one makes the very same table."""
     batch = published(mini, drop(mini, parquet(REVIEWS), "input/x.parquet"))
     change, tables = mini.deployment.table.change_batch, []
@@ -390,12 +392,12 @@ def test_a_run_may_die_at_any_moment(mini: Cloud) -> None:
         mini.run(change(batch.id, batch.status, table_file_id=None, table_tries=0))
         mini.run(mini.deployment.bucket.delete(batch.outputs.table_key or ""))
         run = partial(make_table, mini.aws, mini.deployment, batch.id, plenty)
-        was_killed = is_killed_after(len(tables), mini.aws, run)
+        was_killed = is_killed_after(stride * len(tables), mini.aws, run)
         mini.run(change(batch.id, batch.status, turn_until=0))
         run()
         assert mini.batch(batch.id).table_file_id is not None
         tables.append(table_of(mini, batch))
-    assert len(tables) > 15
+    assert stride * len(tables) > 15
     assert set(tables) == {tables[0]}
     assert finished(mini, batch).status is Status.COMPLETED
 

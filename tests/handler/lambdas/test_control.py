@@ -19,6 +19,7 @@ from tests.handler.emf import lines_in
 from tests.handler.intake.rig import Cloud, lines_of, plenty
 from tests.handler.killing import is_killed_after
 from tests.handler.lambdas.telling import listening
+from tests.long_parameters import with_long
 from tidemill.batch.model import Batch
 from tidemill.batch.object_keys import DROP_TENANT, outputs_of_drop
 from tidemill.batch.states import Status
@@ -120,7 +121,8 @@ def test_an_upload_becomes_shards_that_are_rung_for(cloud: Cloud) -> None:
     assert cloud.rung_shards() == []
 
 
-def test_the_run_of_a_drop_may_die_at_any_moment(cloud: Cloud) -> None:
+@pytest.mark.parametrize("stride", with_long([3], [1]))
+def test_the_run_of_a_drop_may_die_at_any_moment(cloud: Cloud, stride: int) -> None:
     """Killed before any one of its requests, it is made good by the message that comes again."""
     results: list[Any] = []
     was_killed = True
@@ -131,7 +133,7 @@ def test_the_run_of_a_drop_may_die_at_any_moment(cloud: Cloud) -> None:
             control.handle_message, cloud.aws, cloud.deployment, message_of(cloud, key), plenty
         )
         with listening(cloud.aws) as statuses:
-            was_killed = is_killed_after(len(results), cloud.aws, run)
+            was_killed = is_killed_after(stride * len(results), cloud.aws, run)
             rung = cloud.rung_shards()
             if batch_id := newest(cloud, key):
                 left = cloud.batch(batch_id)
@@ -148,11 +150,14 @@ def test_the_run_of_a_drop_may_die_at_any_moment(cloud: Cloud) -> None:
             for shard in cloud.shards(batch.id)
         ]
         results.append((batch.num_rows, batch.num_shards, batch.shards_left, rows))
-    assert len(results) > 15
+    assert stride * len(results) > 15
     assert all(result == results[-1] for result in results)
 
 
-def test_a_message_that_comes_again_at_once_waits_for_the_lock_of_the_dead(cloud: Cloud) -> None:
+@pytest.mark.parametrize("stride", with_long([3], [1]))
+def test_a_message_that_comes_again_at_once_waits_for_the_lock_of_the_dead(
+    cloud: Cloud, stride: int
+) -> None:
     """Wherever it died: the run behind the lock's end goes on; the holder alone would announce."""
     num_waited, num_calls, was_killed = 0, 0, True
     while was_killed:
@@ -178,8 +183,8 @@ def test_a_message_that_comes_again_at_once_waits_for_the_lock_of_the_dead(cloud
         assert batch.announced is batch.status is Status.IN_PROGRESS
         assert batch.turn is None
         assert {*cloud.rung_shards()} == {0, 1, 2}
-        num_calls += 1
-    assert num_waited > 5
+        num_calls += stride
+    assert stride * num_waited > 5
 
 
 def test_a_drop_is_cancelled_between_its_creation_and_its_reading(

@@ -61,6 +61,7 @@ def test_what_happens_is_logged_with_its_shard(rig: Rig) -> None:
     assert "secret" not in process.log
 
 
+@pytest.mark.long  # test_sharing.py does it with workers in one process
 def test_two_workers_share_a_batch(rig: Rig) -> None:
     """Each shard is run by one of them, and no line twice."""
     work = rig.batch(*[{"wait": 0.3}] * 60, shard_lines=5, rings=False)
@@ -76,6 +77,7 @@ def test_two_workers_share_a_batch(rig: Rig) -> None:
     assert work.ids() == names(*range(1, 61))
 
 
+@pytest.mark.long  # test_sharing.py does it with workers in one process
 def test_a_message_that_two_have_is_run_by_one(rig: Rig) -> None:
     """The other one's comes back when the lease would have ended, and finds it done."""
     work = rig.batch({"wait": 1}, rings=False)
@@ -150,6 +152,7 @@ def test_a_second_signal_ends_it_at_once(rig: Rig) -> None:
     assert work.shard().owner is not None
 
 
+@pytest.mark.long  # test_worker.py cancels in one process
 def test_a_cancel_stops_what_runs(rig: Rig) -> None:
     """Finished rows are committed; the worker continues with other batches."""
     work = rig.batch(GOOD, *[{"wait": NEVER}] * 5)
@@ -235,6 +238,7 @@ def test_the_engine_ends_with_its_worker(rig: Rig) -> None:
     wait_for(lambda: not os.path.exists(f"/proc/{child}"))  # noqa: PTH110
 
 
+@pytest.mark.long  # test_sharing.py does it with workers in one process
 def test_rows_do_not_depend_on_who_ran_them(rig: Rig) -> None:
     """A shard that was taken over has the bytes of one that was not."""
     bodies = [*[SLOW] * 5, {"wait": 6}]  # what the first is stopped before
@@ -257,6 +261,7 @@ def test_rows_do_not_depend_on_who_ran_them(rig: Rig) -> None:
     assert json.dumps(whole.sealed()) == json.dumps(broken.sealed())
 
 
+@pytest.mark.long  # tests/localstack/test_batches.py runs the example file with it
 def test_the_demo_model_runs_a_batch(rig: Rig) -> None:
     """The worker with the real engine: the answers of the model, and what it is, in the batch."""
     request = {

@@ -58,6 +58,7 @@ def test_without_flags_the_engine_decides_everything() -> None:
             "max_logprobs": st.integers(-1, 100),
             "truncate_prompt_tokens": st.just(-1) | NUMBERS,
             "no_speculative_decoding": st.booleans(),
+            "batch_invariant": st.booleans(),
             "chat_template": st.text(),
             "runner": st.sampled_from(["auto", "generate", "pooling"]),
             "convert": st.sampled_from(["auto", "none", "embed", "classify"]),

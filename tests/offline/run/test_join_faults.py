@@ -14,7 +14,7 @@ from tests.offline.given import line
 from tidemill.cli.main import exit_status_of, main, parse
 
 FOLDERS = ("offline/files", "batch/file")
-ONE_IN = 61
+ONE_IN = 151
 
 
 @pytest.mark.parametrize("one_in", [ONE_IN, pytest.param(1, marks=pytest.mark.long)])

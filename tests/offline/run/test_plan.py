@@ -13,20 +13,12 @@ from typing import Any
 
 import pytest
 
-from tests.offline.given import line, rows
+from tests.offline.given import durable_ids, line, rows
 from tidemill.cli.main import main
 from tidemill.offline.files.paths import spool_path
 
 Spawn = Callable[..., Any]
 Write = Callable[..., Path]
-
-
-def durable_ids(out: Path) -> set[str]:
-    """Return the ids of the rows that outlive a kill."""
-    paths = [path for path in (out, spool_path(out)) if path.exists()]
-    records = [record for path in paths for record in path.read_bytes().splitlines(keepends=True)]
-    whole = [record for record in records if record.endswith(b"\n")]
-    return {json.loads(record.rpartition(b"\t")[2])["id"] for record in whole}
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -303,6 +303,8 @@ def test_real_samples_and_tables_are_reused(
     assert len({sample["message"]["content"] for sample in samples}) > 1
 
 
+# tests/sdk proves that keywords are the flags of the command.
+@pytest.mark.long
 def test_a_second_run_of_a_program_reuses_every_row(tmp_path: Path) -> None:
     """The card counts them."""
     source = tmp_path / "t.csv"

@@ -121,6 +121,18 @@ def test_flags_go_before_the_recipe(run: Any, tmp_path: Path) -> None:
     assert rows(tmp_path / "y.csv")[0]["id"] == "a"
 
 
+def test_confidence_is_a_flag_of_tables(run: Any, tmp_path: Path) -> None:
+    """It adds columns; a table of free answers is rejected before the model loads."""
+    source = write_table(tmp_path / "table.parquet")
+    write_recipe(tmp_path, "params.guided_choice = ['hi', 'ho']")
+    assert run(source, "--confidence") == 0
+    names = pq.read_table(tmp_path / "table.output.parquet").column_names
+    assert names[-2:] == ["text_confidence", "text_probabilities"]
+    write_recipe(tmp_path)
+    with pytest.raises(BadInput, match="`confidence` requires a constrained output"):
+        run(source, "--confidence", "--force")
+
+
 @pytest.mark.parametrize(
     ("name", "error"),
     [
@@ -586,13 +598,13 @@ def test_rows_without_room_on_the_disk_are_refused_by_their_count(
     """A small Parquet file may have billions of rows, which its footer shows."""
     from tidemill.offline.files import table_requests
 
-    num_rows = 300_000
+    num_rows = 30_000
     column = pa.DictionaryArray.from_arrays(pa.array([0] * num_rows, pa.int8()), pa.array(["hi"]))
     source = write_table(tmp_path / "table.parquet", pa.table({"text": column}))
     written: list[int] = []
-    usage = table_requests.shutil.disk_usage(tmp_path)._replace(free=10_000_000)
+    usage = table_requests.shutil.disk_usage(tmp_path)._replace(free=1_000_000)
     monkeypatch.setattr(table_requests.shutil, "disk_usage", lambda _: usage)
     monkeypatch.setattr(table_requests, "log", lambda _: written.append(1))
     write_recipe(tmp_path)
-    with pytest.raises(BadInput, match=r"300,000 rows, take about .* 10.* MB free: pass --out"):
+    with pytest.raises(BadInput, match=r"30,000 rows, take about .* 1.* MB free: pass --out"):
         run(source)

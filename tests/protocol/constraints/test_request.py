@@ -258,6 +258,6 @@ def test_a_schema_shared_by_rows_is_parsed_once() -> None:
 def test_every_field_of_a_constraint_is_known_to_be_compiled() -> None:
     """None of them may be compiled on an event loop."""
     own = ConstrainedRequest.model_fields.keys() - GenerationRequest.model_fields.keys()
-    for name in {*own, "tools", "stop_regex"} - {"guided_whitespace_pattern"}:
+    for name in {*own, "tools", "stop_regex"} - {"guided_whitespace_pattern", "confidence"}:
         assert asks_for_automaton({name: {}}), name
     assert not asks_for_automaton({"messages": [], "regex": None, "temperature": 0})

@@ -188,9 +188,16 @@ class Leases(RuleBasedStateMachine):
 
 
 def test_one_owner_commits_a_shard_whatever_the_others_do(ministack: Emulator) -> None:
-    """Over many seeded histories; on one emulator, the conditions by themselves are on each."""
+    """Over many seeded histories; on one emulator, the conditions by themselves are on each.
+
+    A step makes several calls, so there are fewer histories than the profile's cases.
+    """
     aws, deployment = Aws(ministack.client), deployment_of(ministack.create())
     run_state_machine_as_test(
         lambda: Leases(aws, deployment),
-        settings=settings(derandomize=True, suppress_health_check=list(HealthCheck)),
+        settings=settings(
+            max_examples=settings().max_examples * 2 // 5,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
     )
