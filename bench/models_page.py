@@ -14,7 +14,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
 
+from tidemill.engine.endpoints.liquid_labels import LIQUID
 from tidemill.engine.model.config.hf_config import TEXT_OF_KIND
+from tidemill.engine.model.encoders.decision_heads import CODES, JOINT, JULIA, LAYA
 from tidemill.engine.model.encoders.families import FAMILIES as ENCODERS
 from tidemill.engine.model.encoders.pooling_config import ENCODER_TYPES
 from tidemill.engine.model.families.left_out import LEFT_OUT
@@ -68,6 +70,22 @@ Exceptions in these families:
 Decoders published as embedding or reranking models work too
 ([how the kind is detected](parameters.md#which-models-give-vectors-or-scores)).
 
+## Decisions
+Every text generation model answers decisions by its next token. Decision models are read as
+published:
+
+| model | recognized by | read | limits |
+|---|---|---|---|
+| Decision 3.0 | `{codes}` | logits of answer codes | 255 options, 10 levels |
+| Clef-Flash | `{joint}` | joint schema head, all questions together | 16,384 tokens |
+| Laya | `{laya}` | head at option markers | its `max_len` and `head_max_len` |
+| Julia | `{julia}` | head at option markers | 20 options |
+| Liquid d1 | `{liquid}` | next token, own labels | 26 options, 10 levels |
+
+They read text only. Their prompts are fixed: `question_layout` has no effect, and `instructions`
+are rejected, except by Liquid d1. For Clef, Laya and Julia, `--truncate-prompt-tokens -1` truncates
+inputs.
+
 ## Transformers' classes
 These types of transformers {version} are tried: slower, on one GPU, without adapters or images, and
 with quantized weights dequantized at load. `--quantization` is rejected, and so are layers whose
@@ -113,6 +131,11 @@ def page() -> str:
         methods=_listed(supported_methods()),
         own="\n".join(_own_rows()),
         encoders="\n".join(_encoder_rows()),
+        codes=CODES,
+        joint=JOINT,
+        laya=LAYA,
+        julia=JULIA,
+        liquid=LIQUID,
         version=".".join(transformers.__version__.split(".")[:2]),
         others=fill(_listed(tried_types()), 100, break_on_hyphens=False),
         refused="\n".join(f"| {why} | {_listed(kinds)} |" for why, kinds in REFUSED_TYPES.items()),

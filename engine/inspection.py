@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 from tidemill.protocol.contract import EngineError
+from tidemill.protocol.routes import DECISIONS
 
 from .config import EngineConfig
 from .errors import ModelRefused, first_line_of
@@ -32,6 +33,7 @@ from .model.encoders import causal, eager, families
 from .model.encoders.architecture import EncoderArchitecture
 from .model.encoders.pooling_config import Classifier
 from .model.encoders.transformers_model import positions_of_encoder
+from .model.endpoint_names import endpoints_of
 from .model.model_plan import MemoryPlan, ModelPlan, Runs, find_weights
 from .model.planning import plan_model
 from .model.speech.loading import TITLE
@@ -48,7 +50,7 @@ from .tasks.speech import SpeechTask
 from .text.chat_template import read_chat_template
 from .text.vocabulary import Vocabulary, load_vocabulary, recall_vocabulary
 
-Gives = Literal["text", "vectors or scores", "what recordings say"]
+Gives = Literal["text", "vectors or scores", "decisions", "what recordings say"]
 ENGLISH_ONLY = "this is an English-only model: it does not support other languages or translations"
 NO_TEMPLATE = (
     "a chat template: only text completions work; --chat-template names one for conversations"
@@ -108,7 +110,9 @@ def inspect_model(config: EngineConfig, *, chat_template: str | None = None) -> 
     task = find_task(find_folder(config.model), config)
     make: Callable[[EngineConfig], ModelPlan] = plan_model
     if isinstance(task, PoolingTask):
-        report, make = replace(report, gives="vectors or scores"), _plan_encoder
+        decides = DECISIONS.name in (endpoints_of(config) or ())
+        gives: Gives = "decisions" if decides else "vectors or scores"
+        report, make = replace(report, gives=gives), _plan_encoder
     elif isinstance(task, SpeechTask):
         report, make = replace(report, gives="what recordings say"), _plan_speech
     is_folder = Path(config.model).is_dir() and find_gguf(config.model) is None

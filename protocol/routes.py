@@ -35,6 +35,7 @@ class Route:
 
 _WRITES = "a text generation model"
 _SCORES = "a reranker or an embedding model"
+_DECIDES = "a text generation or decision model"
 _HEARS = "a speech recognition model"
 
 CHAT_COMPLETIONS = Route(
@@ -53,8 +54,8 @@ GENERATIVE_SCORING = Route(
     _WRITES,
     exact=frozenset({"/v1/generative_scoring", "/generative_scoring"}),
 )
-DECISIONS = Route("/v1/decisions", _WRITES, exact=frozenset({"/v1/decisions", "/decisions"}))
-SYSTEM_ONE = Route("/v1/systemone", _WRITES, exact=frozenset({"/v1/systemone", "/systemone"}))
+DECISIONS = Route("/v1/decisions", _DECIDES, exact=frozenset({"/v1/decisions", "/decisions"}))
+SYSTEM_ONE = Route("/v1/systemone", _DECIDES, exact=frozenset({"/v1/systemone", "/systemone"}))
 SCORE = Route("/v1/score", _SCORES, suffix="/score")
 RERANK = Route("/v1/rerank", _SCORES, suffix="/rerank")
 TRANSCRIPTIONS = Route(

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..model.encoders.decision_heads import CodeReadout, JointHead, MarkerHead
 from ..parsers.registry import ParserSet
 from ..scheduling.encoding import EncodingRequest, EncodingResult
 from ..scheduling.sequence import SequenceRequest, SequenceResult
 from ..scheduling.speech import SpeechRequest, SpeechResult
 from ..text.text_model import TextModel
 from .chat import ChatCompletions
+from .code_readout import CodeReader
 from .completions import Completions
-from .decisions import DecisionReader, Decisions, SystemOne
+from .decision_reader import DecisionReader
+from .decisions import Decisions, NextTokenReader, SystemOne
 from .embeddings import Embeddings
 from .encoder_requests import EncoderModel
 from .endpoint import Endpoint
 from .generative_scoring import GenerativeScoring
 from .image_inputs import ImageSupport
+from .joint_schema import JointReader
+from .liquid_labels import LIQUID, LiquidReader
 from .media_fetch import Fetch, MediaFetcher, RecordingFetcher
+from .option_markers import MarkerReader
 from .scoring import Rerank, Score
 from .tokens import Detokenize, Tokenize, TokenizerInfo
 from .transcriptions import SpeechModel, Transcriptions
@@ -41,17 +47,20 @@ def text_endpoints(
     parsers: ParserSet = _NO_PARSERS,
     image_support: ImageSupport | None = None,
     verifies: bool = False,
+    architecture: str = "",
 ) -> tuple[Endpoint[SequenceRequest, SequenceResult, Any], ...]:
     """Return the endpoints of a generation model, with the parsers of its output.
 
     `seed` is the default for requests without one. A vision model has `image_support`. With
-    `verifies`, constrained answers include a verdict.
+    `verifies`, constrained answers include a verdict. The `architecture` is the model's class.
     """
     chat = ChatCompletions(
         model, seed=seed, parsers=parsers, image_support=image_support, verifies=verifies
     )
     completions = Completions(model, seed=seed, verifies=verifies)
-    reader = DecisionReader(model, parsers, image_support)
+    reader: DecisionReader = NextTokenReader(model, parsers, image_support)
+    if architecture == LIQUID and model.chat_template is not None:
+        reader = LiquidReader(model, parsers)
     decisions = (Decisions(reader), SystemOne(reader))
     return (chat, completions, GenerativeScoring(model), *decisions)
 
@@ -66,7 +75,9 @@ def token_endpoints(
 def encoder_endpoints(
     model: EncoderModel,
 ) -> tuple[Endpoint[EncodingRequest, EncodingResult, Any], ...]:
-    """Return the endpoints of an embedding model, or of a reranker."""
+    """Return the endpoints of an embedding model, a reranker or a decision model."""
+    if (reader := _head_reader(model)) is not None:
+        return (Decisions(reader), SystemOne(reader))
     scores = (Score(model), Rerank(model))
     return (Embeddings(model), *scores) if model.description.task == "embed" else scores
 
@@ -77,3 +88,15 @@ def speech_endpoints(
     """Return the endpoints of a speech recognition model, one for each of its tasks."""
     urls = RecordingFetcher(MediaFetcher(fetch, model.max_file_bytes))
     return tuple(Transcriptions(model, task, urls.step_after) for task in model.hearing.tasks)
+
+
+def _head_reader(model: EncoderModel) -> DecisionReader | None:
+    """Return the reader of a model's decision head, None without one."""
+    match model.description.head:
+        case CodeReadout() as head:
+            return CodeReader(model, head)
+        case JointHead():
+            return JointReader(model)
+        case MarkerHead() as head:
+            return MarkerReader(model, head)
+    return None

@@ -36,6 +36,7 @@ from ..scheduling.sequence import Sampling, SequenceRequest, SequenceResult
 from ..text.label_tokens import Path
 from ..text.text_model import TextModel
 from .decision_prompts import DecisionPrompts, Read
+from .decision_reader import DecisionReader, PreparedDecision
 from .endpoint import Prepared, RequestMetadata
 from .image_inputs import ImageInputs, ImageSupport, PlacedUrl
 from .prompt_tokens import PromptTokenizer
@@ -65,8 +66,8 @@ class DecisionReads:
 _Prepared = Prepared[SequenceRequest, DecisionReads]
 
 
-class DecisionReader:
-    """Prepares the reads of decisions, and combines their results; shared by both endpoints."""
+class NextTokenReader:
+    """A `DecisionReader` of a generation model, which reads the next token after each question."""
 
     def __init__(
         self, model: TextModel, parsers: ParserSet, image_support: ImageSupport | None = None
@@ -92,7 +93,7 @@ class DecisionReader:
         `body` contains the fetched images.
         """
         questions = decision.parsed_questions
-        reads = self._prompts.reads(decision, questions, _seed(decision))
+        reads = self._prompts.reads(decision, questions, decision_seed(decision))
         images, num_bytes = self._images_of(decision, questions, reads, body)
         has_template = self._model.chat_template is not None
         texts, num_chars = list[str](), 0
@@ -162,7 +163,11 @@ class DecisionReader:
         for number, read in enumerate(context.reads):
             first = results[number].token_ids[0]
             of_question[read.question].append(_answer(read, known[number], first))
-        return [_mean(answers) for answers in of_question]
+        return [mean_answer(answers) for answers in of_question]
+
+    def usage(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Usage:
+        """Return the usage; tokens that prompts share count once."""
+        return usage_of(prepared.requests, results)
 
     def _request(
         self,
@@ -196,8 +201,10 @@ class _DecisionEndpoint:
         """Return the fetch of a body's images; None for a body without images."""
         return self._reader.fetched(body, self.kind)
 
-    def follow_up(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> _Prepared | None:
-        """Add sequences after beginnings of labels that are likely enough to matter."""
+    def follow_up(
+        self, prepared: PreparedDecision, results: Sequence[Any]
+    ) -> PreparedDecision | None:
+        """Add the requests that the reader needs after these results."""
         return self._reader.follow_up(prepared, results)
 
 
@@ -207,15 +214,15 @@ class Decisions(_DecisionEndpoint):
     route: Route = DECISIONS
     kind = DecisionRequest
 
-    def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
-        """Return a sequence for each read of each question."""
+    def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> PreparedDecision:
+        """Return the requests that the reader needs."""
         return self._reader.prepare(read_body(DecisionRequest, body), "input", metadata, body)
 
-    def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
+    def finish(self, prepared: PreparedDecision, results: Sequence[Any]) -> Reply:
         """Return the answers in the order of the questions."""
         request, metadata = prepared.context.decision, prepared.metadata
         assert isinstance(request, DecisionRequest)
-        usage = _usage(prepared, results)
+        usage = self._reader.usage(prepared, results)
         cached = usage.cached_tokens if metadata.shows_cached_tokens else 0
         body = decision_body(
             request,
@@ -232,15 +239,15 @@ class SystemOne(_DecisionEndpoint):
     route: Route = SYSTEM_ONE
     kind = SystemOneRequest
 
-    def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
-        """Return a sequence for each read of each question."""
+    def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> PreparedDecision:
+        """Return the requests that the reader needs."""
         return self._reader.prepare(read_body(SystemOneRequest, body), "state", metadata, body)
 
-    def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
+    def finish(self, prepared: PreparedDecision, results: Sequence[Any]) -> Reply:
         """Return the answers by the names of their questions."""
         request, metadata = prepared.context.decision, prepared.metadata
         assert isinstance(request, SystemOneRequest)
-        usage = _usage(prepared, results)
+        usage = self._reader.usage(prepared, results)
         body = systemone_body(
             request,
             self._reader.answers(prepared, results),
@@ -264,7 +271,7 @@ def _placed_urls(decision: Decision) -> list[PlacedUrl]:
     return _placed([*decision.state_parts, *of_questions])
 
 
-def _seed(decision: Decision) -> int:
+def decision_seed(decision: Decision) -> int:
     """Return the seed of the orders of the options: the request's, or a digest of its input."""
     if decision.seed is not None:
         return decision.seed
@@ -340,7 +347,7 @@ def _log_sum(logs: Sequence[float]) -> float:
     return most + math.log(math.fsum(math.exp(one - most) for one in logs))
 
 
-def _mean(answers: Sequence[Answer]) -> Answer:
+def mean_answer(answers: Sequence[Answer]) -> Answer:
     """Return the mean of a question's answers in several orders of its options."""
     if len(answers) == 1:
         return answers[0]
@@ -355,9 +362,9 @@ def _mean(answers: Sequence[Answer]) -> Answer:
     return replace(mean, agreement=agreeing / count)
 
 
-def _usage(prepared: _Prepared, results: Sequence[SequenceResult]) -> Usage:
+def usage_of(requests: Sequence[SequenceRequest], results: Sequence[SequenceResult]) -> Usage:
     """Return the usage; tokens that prompts share count once."""
-    prompts = [request.prompt_ids for request in prepared.requests]
+    prompts = [request.prompt_ids for request in requests]
     total = num_distinct_tokens(prompts)
     cached = sum(result.num_cached_tokens for result in results)
     summed = sum(map(len, prompts))

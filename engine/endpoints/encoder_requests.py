@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tidemill.protocol.embeddings import PoolingRequest
@@ -30,6 +30,7 @@ class EncoderModel:
     `max_model_len` counts all tokens of a sequence, including special ones. Ids are below
     `vocab_size`. `width` is the number of dimensions of a vector. With `has_types` the segments of
     a pair have different types. `truncate_prompt_tokens` is the default for requests without one.
+    `special_tokens` are the texts and ids of special tokens by their names, such as cls_token.
     """
 
     reader: TruncatingTokenizer
@@ -41,6 +42,7 @@ class EncoderModel:
     has_types: bool
     description: PoolingConfig
     truncate_prompt_tokens: int | None = None
+    special_tokens: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
 
 class EncodingRequestBuilder:

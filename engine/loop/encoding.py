@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tidemill.protocol.contract import EngineStats
 from tidemill.protocol.errors import InternalError, RequestError
 
-from ..model.encoders.forward import TokenSequence, num_pages, run
+from ..model.encoders.forward import TokenSequence, num_pages, run, run_decisions
 from ..model.encoders.loaded_encoder import LoadedEncoder
 from ..scheduling.encoding import EncodingRequest, EncodingResult
 from ..scheduling.step_budget import StepTokenLimit
@@ -68,8 +68,8 @@ class RunningEncoding:
     @property
     def key(self) -> Hashable:
         """Return a key that is equal for requests with the same result."""
-        ids, types, skipped = self.sequence
-        return ids.tobytes(), None if types is None else types.tobytes(), skipped
+        ids, types, *others = self.sequence
+        return ids.tobytes(), None if types is None else types.tobytes(), *others
 
 
 @dataclass(slots=True, eq=False)
@@ -114,7 +114,7 @@ class EncodingCore:
         self._model = model
         self._max_sequences = max_sequences
         most = max(max_tokens, model.max_model_len)
-        self._attention = model.attention(num_pages(model, most, max_sequences))
+        self._attention = model.attention(num_pages(model, most, max_sequences), max_sequences)
         self._step_limit = StepTokenLimit(max_tokens)
         self._waiting: deque[RunningEncoding] = deque()
         self._urgent: deque[RunningEncoding] = deque()  # interactive ones that wait
@@ -143,6 +143,7 @@ class EncodingCore:
                 np.array(request.token_ids, np.int32),
                 np.array(types, np.int32) if types and any(types) else None,
                 request.num_skipped,
+                request.schema,
             )
         )
         (self._urgent if request.priority > 0 else self._waiting).append(item)
@@ -219,18 +220,21 @@ class EncodingCore:
         steps = pack_steps(lengths, self._step_limit.tokens, self._max_sequences)
         return (_Step([groups[index] for index in step]) for step in steps)
 
-    def _values_of(self, sequences: list[TokenSequence]) -> NDArray[np.float32]:
-        values: NDArray[np.float32] = run(self._model, self._attention, sequences).cpu().numpy()
-        return values
+    def _values_of(self, sequences: list[TokenSequence]) -> Sequence[NDArray[np.float32]]:
+        if self._model.decision_network is not None:
+            logits = run_decisions(self._model, self._attention, sequences)
+            ends = np.cumsum([len(own) for own in logits[:-1]])
+            return np.split(torch.cat(logits).cpu().numpy(), ends)
+        return list(run(self._model, self._attention, sequences).cpu().numpy())
 
     def _has_finite_values(self, token_id: int) -> bool:
         """Run a canary of one token; return whether its values are finite."""
         self._num_steps += 1
         values = self._values_of([TokenSequence(np.array([token_id], np.int32))])
-        return bool(np.isfinite(values).all())
+        return bool(np.isfinite(values[0]).all())
 
     def _finish(
-        self, groups: list[_Group], values: NDArray[np.float32]
+        self, groups: list[_Group], values: Sequence[NDArray[np.float32]]
     ) -> list[StepOutput[EncodingResult]]:
         is_finite = [bool(np.isfinite(row).all()) for row in values]
         if not any(is_finite):

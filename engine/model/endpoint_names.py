@@ -20,15 +20,20 @@ from tidemill.protocol.routes import (
     SYSTEM_ONE,
     TRANSCRIPTIONS,
     TRANSLATIONS,
+    Route,
 )
 
 from ..config import EngineConfig
 from ..storage.gguf.unpacked import description_folder
-from ..storage.hub import local_source
-from .encoders.pooling_config import read_pooling_config
+from ..storage.hub import config_of, local_source
+from .encoders.pooling_config import PoolingTask, read_pooling_config
 
-_CONFIG = "config.json"
 _SPEECH_TYPE = "whisper"
+_POOLED: dict[PoolingTask, list[Route]] = {
+    "embed": [EMBEDDINGS, SCORE, RERANK],
+    "score": [SCORE, RERANK],
+    "decide": [DECISIONS, SYSTEM_ONE],
+}
 
 
 def endpoints_of(config: EngineConfig) -> tuple[str, ...] | None:
@@ -38,14 +43,14 @@ def endpoints_of(config: EngineConfig) -> tuple[str, ...] | None:
         return None
     try:
         folder = description_folder(source) if source.is_file() else source
-        description = json.loads((folder / _CONFIG).read_bytes())
+        description = json.loads(config_of(folder).read_bytes())
         if not isinstance(description, dict):
             return None
         pooled = read_pooling_config(description, replace(config, model=str(folder)))
     except (OSError, ValueError, RecursionError, EngineError):  # the load reports it
         return None
     if pooled is not None:
-        routes = [EMBEDDINGS, SCORE, RERANK] if pooled.task == "embed" else [SCORE, RERANK]
+        routes = _POOLED[pooled.task]
     elif description.get("model_type") == _SPEECH_TYPE:
         routes = [TRANSCRIPTIONS, TRANSLATIONS]
     else:

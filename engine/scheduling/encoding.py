@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+Span = tuple[int, int]
+
+
+class SchemaSpans(NamedTuple):
+    """The questions of a decision within a sequence, for a head over all of its tokens.
+
+    A question has a kind, numbered as its head's embeddings, the span of its text, and a span for
+    each of its options; a span is the index of its first token, and of the token after its last.
+    """
+
+    kinds: tuple[int, ...]
+    questions: tuple[Span, ...]
+    options: tuple[tuple[Span, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,18 +29,20 @@ class EncodingRequest:
 
     `type_ids` are set if two texts are read together; with None all tokens belong to the first
     segment. The first `num_skipped` tokens are read, but excluded from pooling. A `priority` above
-    0 marks an interactive request, which comes before all others.
+    0 marks an interactive request, which comes before all others. With `schema` the output is a
+    logit for each option.
     """
 
     token_ids: list[int]
     type_ids: list[int] | None = None
     num_skipped: int = 0
     priority: int = 0
+    schema: SchemaSpans | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EncodingResult:
-    """A model's output for one sequence: a vector `[D]`, or scores `[labels]`, in fp32.
+    """A model's output for one sequence: a vector `[D]`, or scores or logits, in fp32.
 
     The endpoint normalizes vectors and applies the activation of scores.
     """

@@ -23,6 +23,10 @@ from .gguf.unpacked import description_folder, gguf_file, only_name
 
 _COMMIT = re.compile(r"snapshots/([0-9a-f]{40})/")
 _CONFIGS = ("config.json", "adapter_config.json")
+# Files of decision models whose encoder's config and tokenizer are in separate folders.
+NESTED = ("rl_agent_config.json", "julia_config.json")
+_ENCODER, _TOKENIZER = "encoder/config.json", "tokenizer"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _SECONDS = 5.0
 
 
@@ -34,19 +38,49 @@ def find_file(model: str, name: str) -> Path | None:
     """
     folder = unpacked_folder(model)
     if folder is not None:
-        path = folder / name
+        path = config_of(folder) if name == _CONFIGS[0] else folder / name
         return path if os.path.isfile(path) else None  # noqa: PTH113 - it never raises
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
     try:
-        return Path(hf_hub_download(model, name))
+        path = Path(hf_hub_download(model, name))
+        if name != _CONFIGS[0] or b'"model_type"' in path.read_bytes():
+            return path
+        return _nested_config(model) or path
     except EntryNotFoundError:
-        if name != _CONFIGS[0] or not _fetch_gguf(model):
+        if name != _CONFIGS[0]:
             return None
-        return find_file(model, name)
+        if (nested := _nested_config(model)) is not None:
+            return nested
+        return find_file(model, name) if _fetch_gguf(model) else None
     except Exception:  # noqa: BLE001 - transformers tries again, and explains each error
         return _find_with_transformers(model, name)
+
+
+def _nested_config(model: str) -> Path | None:
+    """Return the encoder's config.json of a hub id with a nested layout."""
+    is_model = any(find_file(model, name) is not None for name in NESTED)
+    return find_file(model, _ENCODER) if is_model else None
+
+
+def config_of(folder: Path) -> Path:
+    """Return the path of the config.json in a model's folder, whether or not it exists."""
+    return folder / (_ENCODER if is_nested(folder) else _CONFIGS[0])
+
+
+def is_nested(folder: Path) -> bool:
+    """Return whether a model's encoder config and tokenizer are in separate folders."""
+    return any((folder / name).is_file() for name in NESTED)
+
+
+def tokenizer_source(model: str, folder: Path | None) -> tuple[str, Path | None]:
+    """Return the folder or hub id of a model's tokenizer, and the folder with its files."""
+    if folder is None or not is_nested(folder):
+        return str(unpacked_folder(model) or model), folder
+    for name in _TOKENIZER_FILES:
+        find_file(model, f"{_TOKENIZER}/{name}")  # fetches it
+    return str(folder / _TOKENIZER), folder / _TOKENIZER
 
 
 def unpacked_folder(model: str) -> Path | None:
@@ -87,12 +121,16 @@ def local_source(model: str) -> Path | None:
 
 
 def find_folder(model: str) -> Path | None:
-    """Return the folder of a model's config.json; None if it is missing or unreachable."""
+    """Return the folder of a model with its config.json; None if that is missing or unreachable."""
     try:
         config = find_file(model, "config.json")
     except (OSError, ValueError):  # reported when the model is loaded
         return None
-    return config and config.parent
+    if config is None:
+        return None
+    folder = config.parent
+    has_encoder = folder != unpacked_folder(model) and is_nested(folder.parent)
+    return folder.parent if has_encoder else folder
 
 
 def snapshot_commit(folder: Path) -> str | None:

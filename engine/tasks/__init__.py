@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import EngineConfig
+from ..storage.hub import config_of
 from .generation import GenerationTask
 from .pooling import PoolingTask
 from .speech import SpeechTask
@@ -33,7 +34,7 @@ def _description(folder: Path | None) -> Mapping[str, Any]:
     if folder is None:
         return {}
     try:
-        description = json.loads((folder / "config.json").read_bytes())
+        description = json.loads(config_of(folder).read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
     return description if isinstance(description, dict) else {}

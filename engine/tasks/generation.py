@@ -94,6 +94,7 @@ class GenerationTask:
             parsers=parsers,
             image_support=image_support,
             verifies=config.proof_rows,
+            architecture=read_overridden_config(config).architecture,
         )
         return LoadedTask(
             engine,
@@ -186,7 +187,12 @@ def endpoints_without_weights(
         max_logprobs=config.max_logprobs,
         truncate_prompt_tokens=checked_truncation(config, max_model_len),
     )
-    return text_endpoints(text, seed=config.seed, parsers=_parsers_of(text, config))
+    return text_endpoints(
+        text,
+        seed=config.seed,
+        parsers=_parsers_of(text, config),
+        architecture=hf_config.architecture,
+    )
 
 
 def _parsers_of(text: TextModel, config: EngineConfig) -> ParserSet:

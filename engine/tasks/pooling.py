@@ -1,4 +1,4 @@
-"""Pooling: models that compute a vector or a score for a text or a pair of texts."""
+"""Pooling: models that compute a vector, a score or the answers of a decision."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from tidemill.protocol.contract import EngineError
 from ..config import EngineConfig
 from ..endpoints import encoder_endpoints
 from ..endpoints.encoder_requests import EncoderModel
+from ..endpoints.option_markers import MARKS
 from ..endpoints.scoring import ACTIVATIONS
 from ..errors import ModelRefused
 from ..kernels.backends import limit_torch_threads
 from ..loop.encoding import EncodingCore
 from ..model.config.device import step_limits
 from ..model.config.hf_config import read_hf_config
+from ..model.encoders.decision_heads import CodeReadout, MarkerHead
 from ..model.encoders.loaded_encoder import LoadedEncoder
 from ..model.encoders.loading import load_encoder
 from ..model.encoders.pooling_config import PoolingConfig, is_pooling_model, read_pooling_config
@@ -30,7 +32,7 @@ from .task import LoadedTask, checked_truncation, refuse_generation_settings, st
 
 
 class PoolingTask:
-    """The kind of embedding models and rerankers."""
+    """The kind of embedding models, rerankers and decision models."""
 
     def matches(self, description: Mapping[str, Any], config: EngineConfig) -> bool:
         """Match by the settings, or else by the model's files."""
@@ -91,6 +93,19 @@ def encoder_model(
     tokenizer = load_tokenizer(name, vocabulary, model.vocab_size)
     if vocabulary.backend is None:
         raise ModelRefused(f"{name}: its tokenizer is not supported by the tokenizers library.")
+    needs_template = isinstance(description.head, CodeReadout)
+    if needs_template and template is None and not vocabulary.chat_template:
+        raise ModelRefused(
+            f"{name}: it has no chat template, which its decisions need: copy or fetch the model "
+            "again, or pass `--chat-template`."
+        )
+    special_tokens = {
+        key: (text, token)
+        for key, text in vocabulary.special_tokens.items()
+        if (token := tokenizer.special_id(text)) is not None
+    }
+    if isinstance(description.head, MarkerHead) and (lost := MARKS - special_tokens.keys()):
+        raise ModelRefused(f"{name}: its tokenizer has no {min(lost)}, which its decisions need.")
     reads_pairs = description.task == "score" and (
         template is not None or description.has_pair_template
     )
@@ -105,6 +120,7 @@ def encoder_model(
         width=model.width,
         has_types=model.num_types > 1 and description.has_types,
         description=description,
+        special_tokens=special_tokens,
     )
 
 

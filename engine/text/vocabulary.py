@@ -17,7 +17,7 @@ from tidemill.protocol.contract import EngineError
 
 from ..errors import first_line_of
 from ..storage.disk_cache import CacheEntry, package_versions
-from ..storage.hub import file_origin, unpacked_folder
+from ..storage.hub import file_origin, tokenizer_source
 from .token_bytes import decoder_kind
 
 # Packages that affect, in addition to the files, the result of transformers.
@@ -64,7 +64,7 @@ class Vocabulary:
 
 def recall_vocabulary(model: str, folder: Path | None) -> Vocabulary | None:
     """Return the cached vocabulary of a model folder's tokenizer files, if there is one."""
-    fact = _fact_of(model, folder)
+    fact = _fact_of(*tokenizer_source(model, folder))
     data = None if fact is None else fact.load()
     return None if data is None else _unpacked(data)
 
@@ -76,9 +76,9 @@ def load_vocabulary(model: str, folder: Path | None) -> Vocabulary:
     """
     from transformers import AutoTokenizer
 
-    fact = _fact_of(model, folder)
+    source, folder = tokenizer_source(model, folder)
+    fact = _fact_of(source, folder)
     try:
-        source = str(unpacked_folder(model) or model)
         pretrained = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except BaseException as exc:
         reraise_unless_broken(exc)
@@ -94,7 +94,7 @@ def load_vocabulary(model: str, folder: Path | None) -> Vocabulary:
         raise EngineError(
             f"{model} has no tokenizer that can be loaded: none of its files contains a vocabulary."
         )
-    if fact is not None and fact == _fact_of(model, folder):
+    if fact is not None and fact == _fact_of(source, folder):
         _remember(fact, vocabulary)
     return vocabulary
 

@@ -171,14 +171,15 @@ TemplateVariables = Annotated[
 
 def check_size(decision: Decision) -> None:
     """Raise `RequestError` for too many reads, or options in all reads."""
-    num_reads = len(decision.parsed_questions) * (decision.debias or 1)
+    questions = decision.parsed_questions
+    num_reads = len(questions) * (decision.debias or 1)
     if num_reads > MAX_READS:
         raise RequestError(
-            f"`debias` times {len(decision.parsed_questions)} questions are {num_reads:,} reads; the "
-            f"maximum is {MAX_READS:,}: split the request.",
+            f"`debias` times {len(questions)} questions are {num_reads:,} reads; the maximum is "
+            f"{MAX_READS:,}: split the request.",
             param="debias",
         )
-    num_options = sum(len(question.options) for question in decision.parsed_questions)
+    num_options = sum(len(question.options) for question in questions)
     total = num_options * (decision.debias or 1)
     if total > MAX_SHOWN_OPTIONS:
         raise RequestError(

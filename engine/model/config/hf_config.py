@@ -158,6 +158,12 @@ class HFConfig:
         """Return its name in messages."""
         return f"{CONFIG} with --hf-overrides" if self.is_overridden else CONFIG
 
+    @property
+    def architecture(self) -> str:
+        """Return the first of the file's `architectures`, empty if there is none."""
+        named = self.raw.get("architectures")
+        return str(named[0]) if isinstance(named, list) and named else ""
+
     def check_class(self, class_names: Iterable[str]) -> None:
         """Refuse to understand a model whose `architectures` name a class of other code.
 

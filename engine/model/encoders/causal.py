@@ -19,14 +19,15 @@ from ..weights.checkpoint import Checkpoint
 from ..weights.weight_parts import whole
 from ..weights.weights import read_weights
 from .architecture import HeadLinear
+from .decision_heads import DecisionHead, JointHead
 from .families import OF_ENDPOINTS
 from .loaded_encoder import LoadedEncoder
 from .pooler import HeadFunction, Pooler, parts_of
 from .pooling_config import Classifier
 from .sentence_transformers import LogitScore
 
-# Gemma's: a decoder that was further trained with bidirectional attention.
-BOTH_WAYS = "use_bidirectional_attention"
+# A decoder that was further trained with bidirectional attention: Gemma's field, and any family's.
+BOTH_WAYS, IS_CAUSAL = "use_bidirectional_attention", "is_causal"
 
 
 class CausalEncoder:
@@ -54,6 +55,9 @@ def decoder_of(hf_config: HFConfig) -> Architecture:
     """
     fields = {key: value for key, value in hf_config.fields.items() if key not in OF_ENDPOINTS}
     looks_both_ways = fields.pop(BOTH_WAYS, None) is True
+    if fields.get(IS_CAUSAL) is False:
+        del fields[IS_CAUSAL]
+        looks_both_ways = True
     architecture = architecture_of(replace(hf_config, fields=fields))
     if not looks_both_ways:
         return architecture
@@ -67,7 +71,7 @@ def load(
     dtype: torch.dtype,
     device: torch.device,
     *,
-    head: Classifier | LogitScore | None,
+    head: Classifier | LogitScore | DecisionHead | None,
     num_layers: int | None = None,
 ) -> LoadedEncoder:
     """Return the model in a dtype on a device, or the first layers of it, with its head."""
@@ -80,10 +84,13 @@ def load(
         device,
         is_multimodal=hf_config.is_multimodal,
         num_layers=num_layers,
-        has_head=isinstance(head, LogitScore),
+        has_head=isinstance(head, LogitScore | JointHead),
         more=score,
     )
     parts = _parts(head, architecture, weights)
+    lexicon = None
+    if isinstance(head, JointHead):
+        lexicon = as_tensor(weights.pop("lm_head", weights["embed_tokens"]))
     architecture = replace(architecture, blocks=architecture.blocks[:num_layers])
     shapes = architecture.attention_shapes
     return LoadedEncoder(
@@ -97,25 +104,31 @@ def load(
         num_types=0,
         max_model_len=architecture.original_positions or architecture.max_positions,
         hidden_size=architecture.hidden_size,
+        recurrent_shapes=architecture.recurrent_shapes,
+        lexicon=lexicon,
     )
 
 
 def _looking_both_ways(block: Block) -> Block:
     """Return a block whose window covers half on either side, and the token itself."""
+    if not block.has_attention:
+        return block
     shape = block.attention
     window = shape.window and shape.window // 2 + 1
     return replace(block, attention=replace(shape, window=window, is_causal=False))
 
 
 def _parts(
-    head: Classifier | LogitScore | None, architecture: Architecture, weights: dict[str, Matrix]
+    head: Classifier | LogitScore | DecisionHead | None,
+    architecture: Architecture,
+    weights: dict[str, Matrix],
 ) -> tuple[HeadFunction, ...]:
     """Return the modules after the last token's hidden state; their weights leave the dict."""
     if isinstance(head, Classifier):
         weight = as_tensor(weights.pop("score"))
         labels, hidden = weight.shape
         return parts_of((HeadLinear("score", hidden, labels, has_bias=False),), {"head.0": weight})
-    if head is None:
+    if not isinstance(head, LogitScore):
         return ()
     ids = [head.true_token_id, head.false_token_id]
     table = as_tensor(weights.pop("lm_head", weights["embed_tokens"]))

@@ -11,18 +11,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...kernels.attention import AttentionBackend
+from ...kernels.backends import torch_on_all_threads
 from ...kernels.pooling import Segments
 from ...kernels.step import Step
+from ...scheduling.encoding import SchemaSpans
 from .loaded_encoder import LoadedEncoder
 from .pooler import TokenSelection
 
 
 class TokenSequence(NamedTuple):
-    """A sequence's tokens, its segments if there are several, and what pooling leaves out."""
+    """A sequence's tokens, its segments, what pooling leaves out, and the questions in it."""
 
     token_ids: NDArray[np.int32]
     type_ids: NDArray[np.int32] | None = None
     num_skipped: int = 0
+    schema: SchemaSpans | None = None
 
 
 class PackedBatch(NamedTuple):
@@ -43,10 +46,29 @@ def run(
     model: LoadedEncoder, attention: AttentionBackend, sequences: Sequence[TokenSequence]
 ) -> Tensor:
     """Return the model's output for some sequences, `[S, D]` fp32."""
-    packed = pack(sequences, model.pooler.wanted, model.backend.page_size, model.device)
+    packed = pack(sequences, model.pooler.wanted, model)
     attention.prepare(packed.step)
     hidden = model.network.encode(packed.step, packed.type_ids, attention)
     return model.pooler(hidden, packed.segments)
+
+
+@torch.inference_mode()
+def run_decisions(
+    model: LoadedEncoder, attention: AttentionBackend, sequences: Sequence[TokenSequence]
+) -> list[Tensor]:
+    """Return the logits of each sequence's options, fp32; without any its last hidden state."""
+    assert model.decision_network is not None
+    hidden = hidden_states(model, attention, sequences)
+    lengths = [len(sequence.token_ids) for sequence in sequences]
+    with torch_on_all_threads(model.device):
+        return [
+            own[-1].float()
+            if sequence.schema is None
+            else model.decision_network(
+                own, torch.from_numpy(sequence.token_ids).to(model.device), sequence.schema
+            )
+            for own, sequence in zip(torch.split(hidden, lengths), sequences, strict=True)
+        ]
 
 
 @torch.inference_mode()
@@ -54,20 +76,24 @@ def hidden_states(
     model: LoadedEncoder, attention: AttentionBackend, sequences: Sequence[TokenSequence]
 ) -> Tensor:
     """Return the last hidden states of all tokens, `[T, H]`."""
-    packed = pack(sequences, "all", model.backend.page_size, model.device)
+    packed = pack(sequences, "all", model)
     attention.prepare(packed.step)
     return model.network.encode(packed.step, packed.type_ids, attention)
 
 
 def pack(
-    sequences: Sequence[TokenSequence], wanted: TokenSelection, page_size: int, device: torch.device
+    sequences: Sequence[TokenSequence], wanted: TokenSelection, model: LoadedEncoder
 ) -> PackedBatch:
     """Concatenate sequences, each on separate pages; the `wanted` tokens become rows."""
+    page_size, device = model.backend.page_size, model.device
     lengths = np.array([len(sequence.token_ids) for sequence in sequences])
     skipped = np.array([sequence.num_skipped for sequence in sequences])
     starts, page_starts = _starts(lengths), _starts(-(-lengths // page_size))
     positions = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
     rows, row_starts = _rows(wanted, starts, skipped, positions)
+    states: dict[str, NDArray[np.int64]] = {}
+    if model.recurrent_shapes:
+        states = {"state_sources": np.full_like(lengths, -1), "state_rows": np.arange(len(lengths))}
     step = Step.pack(
         0,
         device,
@@ -79,6 +105,7 @@ def pack(
         page_starts=page_starts,
         pages=np.arange(page_starts[-1]),
         logit_rows=rows,
+        **states,
     )
     segments = Segments(*(torch.from_numpy(array).to(device) for array in (row_starts, skipped)))
     return PackedBatch(step, _type_ids(sequences, device), segments)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +15,11 @@ from ...kernels.attention import (
     AttentionShape,
     HeadNorms,
 )
+from ...kernels.backends import choose_recurrence
+from ...kernels.hybrid import make_hybrid
+from ...kernels.recurrence import RecurrentBackend, RecurrentShape, RuleWeights
 from ...kernels.step import Step
+from ...scheduling.encoding import SchemaSpans
 from .pooler import Pooler
 
 
@@ -43,9 +47,11 @@ class EncoderNetwork(Protocol):
 class LoadedEncoder:
     """A network on its device, its head, and the sizes that the engine needs to serve them.
 
-    `shapes[i]` is the attention of layer i. `hidden_size` is the width of a hidden state, `width`
-    that of a sequence's output. The model distinguishes segments if `num_types` is above 1.
-    `notes` are for the user.
+    `shapes[i]` is the attention of layer i, `recurrent_shapes[i]` the state of recurrent layer i.
+    `hidden_size` is the width of a hidden state, `width` that of a sequence's output. The model
+    distinguishes segments if `num_types` is above 1. `lexicon [V, H]` are the output embeddings, if
+    its head reads them. A `decision_network` takes the place of the pooler. `notes` are for the
+    user.
     """
 
     network: EncoderNetwork
@@ -59,17 +65,30 @@ class LoadedEncoder:
     max_model_len: int
     hidden_size: int
     notes: tuple[str, ...] = ()
+    recurrent_shapes: tuple[RecurrentShape, ...] = ()
+    lexicon: Tensor | None = None
+    decision_network: Callable[[Tensor, Tensor, SchemaSpans], Tensor] | None = None
 
     @property
     def width(self) -> int:
         """Return the width of a sequence's output."""
         return self.pooler.width(self.hidden_size, self.device)
 
-    def attention(self, num_pages: int) -> AttentionBackend:
-        """Allocate `num_pages` pages, which all layers of one shape use in turn."""
+    def attention(self, num_pages: int, num_sequences: int) -> AttentionBackend:
+        """Allocate `num_pages` pages and a row of recurrent state for each sequence of a step.
+
+        All layers of one shape use them in turn.
+        """
         kinds = tuple(dict.fromkeys(self.shapes))
         backend = self.backend(kinds, num_pages, self.dtype, self.device)
-        return _Shared(backend, [kinds.index(shape) for shape in self.shapes])
+        attention = _Shared(backend, [kinds.index(shape) for shape in self.shapes])
+        if not self.recurrent_shapes:
+            return attention
+        rules = tuple(dict.fromkeys(self.recurrent_shapes))
+        make = choose_recurrence(rules, self.dtype, self.device)
+        recurrence = make(rules, num_sequences, self.dtype, self.device)
+        places = [rules.index(shape) for shape in self.recurrent_shapes]
+        return make_hybrid(attention, _SharedRecurrence(recurrence, places))
 
 
 class _Shared:
@@ -97,3 +116,30 @@ class _Shared:
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         """See `AttentionBackend.attend`."""
         return self._backend.attend(self._places[layer], query, sinks)
+
+
+class _SharedRecurrence:
+    """A recurrent backend whose spans start from zeros: layers of one shape share the rows."""
+
+    def __init__(self, backend: RecurrentBackend, places: Sequence[int]) -> None:
+        self._backend = backend
+        self._places = places
+        self.gate_and_norm = backend.gate_and_norm
+
+    def prepare(self, step: Step) -> None:
+        """See `RecurrentBackend.prepare`."""
+        self._backend.prepare(step)
+
+    def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See `RecurrentBackend.convolve`."""
+        return self._backend.convolve(self._places[layer], x, weight, bias)
+
+    def apply_delta_rule(
+        self, layer: int, qkv: Tensor, a: Tensor, b: Tensor, weights: RuleWeights
+    ) -> Tensor:
+        """See `RecurrentBackend.apply_delta_rule`."""
+        return self._backend.apply_delta_rule(self._places[layer], qkv, a, b, weights)
+
+    def scan(self, layer: int, xbc: Tensor, dt: Tensor, weights: RuleWeights) -> Tensor:
+        """See `RecurrentBackend.scan`."""
+        return self._backend.scan(self._places[layer], xbc, dt, weights)

@@ -24,12 +24,14 @@ from ..config.transformers_fields import notes_on_ignored
 from ..native import ParityResult
 from ..parity.parity_inputs import fits, num_layers_with_all_kinds
 from ..parity_cache import parity_fact, run_once
-from ..weights.checkpoint import WHOLE, Checkpoint, find_checkpoint
+from ..weights.checkpoint import WHOLE, Checkpoint, find_checkpoint, find_part
 from ..weights.sanity import check_not_constant
 from ..weights.weight_map import weights_of
 from ..weights.weights import check_stored, fill_weights, find_stored
 from . import causal, native
 from .architecture import HeadLinear, HeadNorm, HeadPart
+from .decision_heads import READOUT, CodeReadout, JointHead, MarkerHead
+from .decision_networks import load_network
 from .families import FAMILIES, architecture_of
 from .loaded_encoder import LoadedEncoder
 from .parity import check_parity, compute_outputs, parity_sequences
@@ -46,6 +48,10 @@ def make_pooler(
     settings: EngineConfig, pooling_config: PoolingConfig, loaded: LoadedEncoder
 ) -> Pooler:
     """Return the modules after the network: those described, or the head that it came with."""
+    if isinstance(head := pooling_config.head, CodeReadout):
+        linear = HeadLinear("", head.hidden_size, len(head.codes), has_bias=False)
+        part = _read_part(find_part(settings.model, READOUT), linear, loaded.device)
+        return Pooler(("lasttoken",), (part,))
     if pooling_config.pooling is None:
         return loaded.pooler
     parts: list[HeadFunction] = []
@@ -76,10 +82,13 @@ def _part(model: str, module: Module, device: torch.device) -> HeadFunction:
         model, f"{module.folder}/config.json"
     )
     assert path is not None, "a module's fields were read from this file"
-    checkpoint = find_checkpoint(str(path.parent))
+    return _read_part(find_checkpoint(str(path.parent)), head, device)
+
+
+def _read_part(checkpoint: Checkpoint, head: HeadPart, device: torch.device) -> HeadFunction:
     wanted = list(head_weights((head,)))
     stored = find_stored(checkpoint.files, wanted)
-    check_stored(checkpoint, type(module).__name__, wanted, stored)
+    check_stored(checkpoint, type(head).__name__, wanted, stored)
     weights = fill_weights(checkpoint.name, wanted, stored, torch.float32, device)
     return parts_of((head,), weights)[0]
 
@@ -126,6 +135,8 @@ def _loaded(settings: EngineConfig, pooling_config: PoolingConfig) -> LoadedEnco
         loaded = _load_native(settings, pooling_config, hf_config)
     except UnsupportedConfig as exc:
         loaded = _load_transformers(settings, pooling_config, hf_config, str(exc))
+    if isinstance(head := pooling_config.head, JointHead | MarkerHead):
+        return replace(loaded, decision_network=load_network(settings.model, head, loaded))
     return replace(loaded, pooler=make_pooler(settings, pooling_config, loaded))
 
 

@@ -35,7 +35,10 @@ def load(
     """
     wanted = [*weights_of(architecture), *head_weights(architecture.head)]
     base = architecture.names.base_model_prefix
-    stored = find_stored(checkpoint.files, wanted, base=base, renamed=_RENAMED)
+    renamed = _RENAMED
+    if checkpoint.prefix:
+        renamed = {**renamed, f"^{re.escape(checkpoint.prefix)}": f"{base}."}
+    stored = find_stored(checkpoint.files, wanted, base=base, renamed=renamed)
     check_stored(checkpoint, architecture.class_name, wanted, stored, base=base, ignored=_IGNORED)
     weights = fill_weights(checkpoint.name, wanted, stored, dtype, device)
     pooler = Pooler((architecture.head_pooling,), parts_of(architecture.head, weights))

@@ -70,7 +70,7 @@ def compute_outputs(
 ) -> list[EncoderOutput]:
     """Return a model's output for sequences that run together."""
     lengths = [len(sequence.token_ids) for sequence in sequences]
-    attention = model.attention(num_pages(model, sum(lengths), len(lengths)))
+    attention = model.attention(num_pages(model, sum(lengths), len(lengths)), len(lengths))
     hidden = hidden_states(model, attention, sequences).float()
     if not model.pooler.parts:
         return [EncoderOutput(own, None) for own in torch.split(hidden, lengths)]

@@ -13,6 +13,13 @@ from typing import Any, Literal
 from ...config import EngineConfig
 from ...errors import first_line_of
 from ..families.overrides import overridden
+from .decision_heads import (
+    DecisionHead,
+    MarkerHead,
+    as_attending,
+    has_decision_head,
+    read_decision_head,
+)
 from .sentence_transformers import (
     MODULES,
     Dense,
@@ -41,7 +48,7 @@ __all__ = [
     "read_pooling_config",
 ]
 
-PoolingTask = Literal["embed", "score"]
+PoolingTask = Literal["embed", "score", "decide"]
 
 # Bidirectional networks that do not generate text, by `model_type`.
 ENCODER_TYPES = frozenset(
@@ -86,10 +93,11 @@ class Classifier:
 
 @dataclass(frozen=True, slots=True)
 class PoolingConfig:
-    """Pooling, modules and head with which a model embeds texts or scores pairs.
+    """Pooling, modules and head with which a model embeds texts, scores pairs or decides.
 
     `config` is config.json after `--hf-overrides`. Vectors are made by `pooling`, then `modules` in
-    order. Scores are made by `head`, or by pooling and modules, the last of which gives one number.
+    order. Scores are made by `head`, or by pooling and modules, the last of which gives one number;
+    the answers of decisions are made by `head`.
     The endpoint then normalises vectors to length 1 if `normalize`, and passes a score through
     `activation`, a class of torch.nn. `max_seq_length` None means no limit. `prompts` are put
     before a text by their names. `matryoshka` are the widths that vectors may be cut to: empty for
@@ -104,7 +112,7 @@ class PoolingConfig:
     pooling: Pooling | None = None
     modules: tuple[Module, ...] = ()
     normalize: bool = False
-    head: Classifier | LogitScore | None = None
+    head: Classifier | LogitScore | DecisionHead | None = None
     activation: str = "Identity"
     max_seq_length: int | None = None
     do_lower_case: bool = False
@@ -141,7 +149,8 @@ def is_pooling_model(config: Mapping[str, Any], settings: EngineConfig) -> bool:
         return True
     if architecture.endswith("Model") and not architecture.endswith(_WRITES):
         return True
-    return bool(raw) and ModelFiles(settings.model).has(MODULES)
+    files = ModelFiles(settings.model)
+    return bool(raw) and (has_decision_head(raw, files) or files.has(MODULES))
 
 
 def read_pooling_config(config: Mapping[str, Any], settings: EngineConfig) -> PoolingConfig | None:
@@ -153,8 +162,12 @@ def read_pooling_config(config: Mapping[str, Any], settings: EngineConfig) -> Po
         return None
     raw = overridden(config, settings)
     files = ModelFiles(settings.model)
-    stack = read_stack(files)
     options = SavedFields(files, "--pooler-config", settings.pooler_config)
+    head = read_decision_head(raw, files) if settings.convert == "auto" else None
+    if head is not None:
+        options.only()
+        return _of_decisions(raw, files, head)
+    stack = read_stack(files)
     if _task(raw, settings, files, stack) == "score":
         return _scores_with(_of_scores(raw, files, stack), options)
     unserved_head = _unserved_head(raw, settings, files) if stack is None else ""
@@ -257,6 +270,13 @@ def _of_scores(raw: Mapping[str, Any], files: ModelFiles, stack: Stack | None) -
         template_variables={} if stack is None else stack.template_variables,
         **_of_texts(files),
     )
+
+
+def _of_decisions(raw: Mapping[str, Any], files: ModelFiles, head: DecisionHead) -> PoolingConfig:
+    read = PoolingConfig(
+        config=as_attending(raw, head), task="decide", head=head, **_of_texts(files)
+    )
+    return replace(read, max_seq_length=head.max_tokens) if isinstance(head, MarkerHead) else read
 
 
 def _vectors_with(read: PoolingConfig, options: SavedFields) -> PoolingConfig:

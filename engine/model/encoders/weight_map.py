@@ -42,15 +42,15 @@ def weights_of(model: EncoderArchitecture) -> Iterator[Weight]:
 def head_weights(head: tuple[HeadPart, ...], prefix: str = "") -> Iterator[Weight]:
     """Yield the weights of a head: part i has the roles `head.i` and `head.i_bias`."""
     for index, part in enumerate(head):
-        role, key = f"head.{index}", f"{prefix}{part.name}"
+        role, key = f"head.{index}", f"{prefix}{part.name}." if part.name else prefix
         if isinstance(part, HeadLinear):
             width = part.outputs
-            yield whole(role, f"{key}.weight", part.outputs, part.inputs)
+            yield whole(role, f"{key}weight", part.outputs, part.inputs)
         else:
             width = part.width
-            yield whole(role, f"{key}.weight", width)
+            yield whole(role, f"{key}weight", width)
         if part.has_bias:
-            yield whole(f"{role}_bias", f"{key}.bias", width)
+            yield whole(f"{role}_bias", f"{key}bias", width)
 
 
 def _layer(model: EncoderArchitecture, index: int) -> Iterator[Weight]:

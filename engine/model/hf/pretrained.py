@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -44,10 +45,17 @@ def from_pretrained(
         trust_remote_code=False,
         use_safetensors=True,
         ignore_mismatched_sizes=ignore_mismatched_sizes,
-        key_mapping=TEXT_OF_WHOLE if is_multimodal else None,
+        key_mapping=_renamed(checkpoint, is_multimodal=is_multimodal),
         output_loading_info=True,
     )
     return module.eval().requires_grad_(requires_grad=False).to(device), loading_info
+
+
+def _renamed(checkpoint: Checkpoint, *, is_multimodal: bool) -> dict[str, str] | None:
+    """Return patterns of the names of a network's tensors in its files, with their replacements."""
+    if checkpoint.prefix:
+        return {f"^{re.escape(checkpoint.prefix)}": ""}
+    return TEXT_OF_WHOLE if is_multimodal else None
 
 
 def class_of(auto_class: Any, config: Any) -> Any:

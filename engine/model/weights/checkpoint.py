@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from ...errors import ModelRefused
 from ...storage.gguf.unpacked import unpack_weights
-from ...storage.hub import find_file, find_gguf
+from ...storage.hub import find_file, find_gguf, is_nested
 from ..config.hf_config import ADAPTER
 from ..load_timing import downloading
 from .quantised.quantization_config import QuantizationConfig
@@ -33,7 +33,8 @@ NAMED = 3
 class Checkpoint:
     """The folder of the model `name`, from which it may be loaded, and its weight files.
 
-    Without a `quantisation` these must be plain numbers.
+    Without a `quantisation` these must be plain numbers. The names of the network's tensors begin
+    with `prefix`, if the files contain another part of the model.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Checkpoint:
     files: tuple[Path, ...]
     num_bytes: int
     quantization: QuantizationConfig | None = None
+    prefix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,18 @@ def find_checkpoint(name: str, quantization: QuantizationConfig | None = None) -
     for path in files:
         _check_file(name, path, quantization)
     num_bytes = sum(path.stat().st_size for path in files)
-    return Checkpoint(name, folder, tuple(files), num_bytes, quantization)
+    prefix = "encoder." if is_nested(folder) else ""
+    return Checkpoint(name, folder, tuple(files), num_bytes, quantization, prefix)
+
+
+def find_part(name: str, file: str) -> Checkpoint:
+    """Return the weights of a model's part that has its own file, with the checks of a model."""
+    path = find_file(name, file)
+    if path is None:
+        raise ModelRefused(f"{name} lacks {file}: copy or fetch the model again.")
+    check_inside(name, "model", path.parent, file)
+    _check_file(name, path, None)
+    return Checkpoint(name, path.parent, (path,), path.stat().st_size)
 
 
 def check_count(checkpoint: Checkpoint, num_weights: int) -> None:

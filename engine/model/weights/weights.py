@@ -60,6 +60,7 @@ DTYPES = {
 TEXT_OF_WHOLE = {
     r"^language_model\.(?=model\.|lm_head\.)": "",
     r"^model\.language_model\.": "model.",
+    r"^language_model\.(?!model\.|lm_head\.)": "model.",
 }
 BASE = "model"
 _AS_STORED: Mapping[str, str] = {}

@@ -26,6 +26,8 @@ _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 # Configurations, tokenizers and chat templates of any family; no file with code or pickles.
 _WANTED_SUFFIXES = frozenset({".jinja", ".json", ".model", ".tiktoken", ".txt"})
+# Heads of decision models, next to the weights of their networks.
+_HEADS = frozenset({"joint_head.safetensors", "readout.safetensors"})
 _NOT_WANTED = re.compile(r".*\.index\.json")
 _NO_BUCKET = frozenset({"404", "NoSuchBucket"})
 _DENIED = frozenset({"403", "AccessDenied", "Forbidden", "AllAccessDisabled"})
@@ -218,4 +220,5 @@ def _tensor_names(location: Location, found: Mapping[str, WeightFile]) -> Operat
 
 
 def _is_wanted(name: str) -> bool:
-    return PurePosixPath(name).suffix in _WANTED_SUFFIXES and not _NOT_WANTED.fullmatch(name)
+    is_text = PurePosixPath(name).suffix in _WANTED_SUFFIXES
+    return name in _HEADS or (is_text and not _NOT_WANTED.fullmatch(name))

@@ -29,6 +29,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "Qwen3": DECODER,
     "Mistral": {**DECODER, "sliding_window": 50},
     "Gemma3Text": {**GEMMA, "use_bidirectional_attention": True},
+    "Lfm2": {**DECODER, "layer_types": ["conv", "full_attention", "conv"]},
 }
 
 
@@ -44,7 +45,7 @@ def fixture_families(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_vectors_of_decoders_are_those_of_sentence_transformers(
     tmp_path: Path, family: str, mode: str
 ) -> None:
-    """Our decoder runs without a head's weights; Gemma's is bidirectional."""
+    """Our decoder runs without a head's weights; Gemma's is bidirectional, LFM2's recurrent."""
     save(tmp_path, family, pad_token_id=0)
     network = Transformer(str(tmp_path), max_seq_length=300)
     modules = [network, Pooling(48, pooling_mode=mode), Dense(48, 24)]

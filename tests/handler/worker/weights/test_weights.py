@@ -203,6 +203,7 @@ def test_what_a_model_does_not_need_stays_where_it_is(place: Place) -> None:
         "chat_template.jinja": b"t",
         "merges.txt": b"m",
         "model.safetensors": b"w",
+        "readout.safetensors": b"r",
         "tokenizer.model": b"s",
         "vocab.tiktoken": b"",
     }
