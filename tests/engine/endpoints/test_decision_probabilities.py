@@ -195,7 +195,7 @@ def test_beginnings_that_are_not_followed_have_a_negligible_share(
 def test_a_prompt_leaves_room_for_all_tokens_of_a_label() -> None:
     """Otherwise options that need more than one token would have no probability, without a word."""
     model = text_model()
-    body = {"input": "a", "questions": [question("choice", 3)]}
+    body = {"input": "a", "questions": [question("choice", 30)]}
 
     def prepare(max_model_len: int) -> Sequence[SequenceRequest]:
         reader = DecisionReader(replace(model, max_model_len=max_model_len), select_parsers(None))
@@ -204,7 +204,7 @@ def test_a_prompt_leaves_room_for_all_tokens_of_a_label() -> None:
         ).requests
 
     [request] = prepare(10_000)
-    # A label is a space and a letter at most.
+    # A label is two letters.
     assert prepare(len(request.prompt_ids) + 2)
     with pytest.raises(RequestError, match="leaves no room"):
         prepare(len(request.prompt_ids) + 1)
