@@ -23,7 +23,7 @@ from tests.engine.endpoints.spelled_labels import (
 from tests.engine.scripted_model import METADATA, text_model
 from tests.engine.tasks.pooled import serving
 from tidemill.engine.endpoints.decision_prompts import Read
-from tidemill.engine.endpoints.decisions import DecisionReader, _likely_beginnings
+from tidemill.engine.endpoints.decisions import NextTokenReader, _likely_beginnings
 from tidemill.engine.endpoints.dispatcher import Dispatcher, find_endpoint
 from tidemill.engine.endpoints.endpoint import RequestMetadata
 from tidemill.engine.parsers.registry import select_parsers
@@ -198,7 +198,7 @@ def test_a_prompt_leaves_room_for_all_tokens_of_a_label() -> None:
     body = {"input": "a", "questions": [question("choice", 30)]}
 
     def prepare(max_model_len: int) -> Sequence[SequenceRequest]:
-        reader = DecisionReader(replace(model, max_model_len=max_model_len), select_parsers(None))
+        reader = NextTokenReader(replace(model, max_model_len=max_model_len), select_parsers(None))
         return reader.prepare(
             DecisionRequest.model_validate(body), "input", METADATA, body
         ).requests
