@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
 
-from tidemill.engine.endpoints.liquid_labels import LIQUID
+from tidemill.engine.endpoints.decisions.liquid_labels import LIQUID
 from tidemill.engine.model.config.hf_config import TEXT_OF_KIND
 from tidemill.engine.model.encoders.decision_heads import CODES, JOINT, JULIA, LAYA
 from tidemill.engine.model.encoders.families import FAMILIES as ENCODERS

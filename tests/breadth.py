@@ -30,7 +30,7 @@ ONE_IN: Final[dict[str, dict[str, int]]] = {
     "tests/demo/test_speech.py": {
         "test_it_writes_down_held_out_digits": 2,
     },
-    "tests/engine/endpoints/test_decision_probabilities.py": {
+    "tests/engine/endpoints/decisions/test_probabilities.py": {
         "test_each_option_has_the_sum_over_every_tokenization": 4,
         "test_codes_of_many_options_are_summed_too": 16,
     },

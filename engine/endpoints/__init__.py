@@ -11,19 +11,20 @@ from ..scheduling.sequence import SequenceRequest, SequenceResult
 from ..scheduling.speech import SpeechRequest, SpeechResult
 from ..text.text_model import TextModel
 from .chat import ChatCompletions
-from .code_readout import CodeReader
 from .completions import Completions
-from .decision_reader import DecisionReader
-from .decisions import Decisions, NextTokenReader, SystemOne
+from .decisions.code_readout import CodeReader
+from .decisions.endpoints import Decisions, SystemOne
+from .decisions.joint_schema import JointReader
+from .decisions.liquid_labels import LIQUID, LiquidReader
+from .decisions.next_token import NextTokenReader
+from .decisions.option_markers import MarkerReader
+from .decisions.reader import DecisionReader
 from .embeddings import Embeddings
 from .encoder_requests import EncoderModel
 from .endpoint import Endpoint
 from .generative_scoring import GenerativeScoring
 from .image_inputs import ImageSupport
-from .joint_schema import JointReader
-from .liquid_labels import LIQUID, LiquidReader
 from .media_fetch import Fetch, MediaFetcher, RecordingFetcher
-from .option_markers import MarkerReader
 from .scoring import Rerank, Score
 from .tokens import Detokenize, Tokenize, TokenizerInfo
 from .transcriptions import SpeechModel, Transcriptions

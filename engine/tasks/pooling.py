@@ -11,8 +11,8 @@ from tidemill.protocol.contract import EngineError
 
 from ..config import EngineConfig
 from ..endpoints import encoder_endpoints
+from ..endpoints.decisions.option_markers import MARKS
 from ..endpoints.encoder_requests import EncoderModel
-from ..endpoints.option_markers import MARKS
 from ..endpoints.scoring import ACTIVATIONS
 from ..errors import ModelRefused
 from ..kernels.backends import limit_torch_threads

@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from tidemill.batch.file.lines import LineError, parse_line
 from tidemill.batch.file.unknown_parameters import UnknownParameter
-from tidemill.engine.endpoints.decisions import num_distinct_tokens
+from tidemill.engine.endpoints.decisions.next_token import num_distinct_tokens
 from tidemill.engine.endpoints.dispatcher import find_endpoint
 from tidemill.engine.endpoints.endpoint import Endpoint, FollowingEndpoint, RequestMetadata
 from tidemill.engine.model.config.device import (

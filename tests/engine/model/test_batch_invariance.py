@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.endpoints.spelled_labels import byte_level, save_model
+from tests.engine.endpoints.decisions.spelled_labels import byte_level, save_model
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.kernels.cpu import linear

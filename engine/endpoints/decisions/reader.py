@@ -11,7 +11,7 @@ from tidemill.protocol.decisions.openai_body import DecisionRequest
 from tidemill.protocol.decisions.questions import Answer, Decision
 from tidemill.protocol.decisions.systemone_body import SystemOneRequest
 
-from .endpoint import Prepared, RequestMetadata
+from ..endpoint import Prepared, RequestMetadata
 
 PreparedDecision = Prepared[Any, Any]
 """A decision as requests to the engine; its context has the `decision`."""

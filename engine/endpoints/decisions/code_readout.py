@@ -10,13 +10,13 @@ from tidemill.protocol.decisions.questions import Answer, Decision, Question
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.messages import Message
 
-from ..model.encoders.decision_heads import CodeReadout
-from ..scheduling.encoding import EncodingRequest, EncodingResult
-from ..text.truncation import Truncation
-from .decision_reader import OneStepReader
-from .decisions import decision_seed, mean_answer
-from .encoder_requests import EncoderModel
-from .endpoint import Prepared, RequestMetadata
+from ...model.encoders.decision_heads import CodeReadout
+from ...scheduling.encoding import EncodingRequest, EncodingResult
+from ...text.truncation import Truncation
+from ..encoder_requests import EncoderModel
+from ..endpoint import Prepared, RequestMetadata
+from ..request_bounds import check_prompt_chars, check_prompt_tokens
+from .orders import decision_seed, mean_answer
 from .published_prompts import (
     answer_of,
     check_count,
@@ -27,7 +27,7 @@ from .published_prompts import (
     state_text,
     text_of,
 )
-from .request_bounds import check_prompt_chars, check_prompt_tokens
+from .reader import OneStepReader
 
 # The prompt that the model was trained with.
 _SYSTEM = (

@@ -13,37 +13,32 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from tidemill.protocol.bodies import response_id
-from tidemill.protocol.contract import Reply, Usage
+from tidemill.protocol.contract import Usage
 from tidemill.protocol.decisions.openai_body import (
     DecisionRequest,
-    decision_body,
-    decision_usage,
 )
 from tidemill.protocol.decisions.questions import Answer, Decision, Image, Part, Question
-from tidemill.protocol.decisions.systemone_body import SystemOneRequest, systemone_body
+from tidemill.protocol.decisions.systemone_body import SystemOneRequest
 from tidemill.protocol.errors import InternalError
 from tidemill.protocol.fetched_urls import has_decision_images
 from tidemill.protocol.requests import read_body
-from tidemill.protocol.routes import DECISIONS, SYSTEM_ONE, Route
 
-from ..parsers.registry import ParserSet
-from ..scheduling.sequence import Sampling, SequenceRequest, SequenceResult
-from ..text.label_tokens import Path
-from ..text.text_model import TextModel
-from .decision_prompts import DecisionPrompts, Read
-from .decision_reader import DecisionReader, PreparedDecision
-from .endpoint import Prepared, RequestMetadata
-from .image_inputs import ImageInputs, ImageSupport, PlacedUrl
-from .prompt_tokens import PromptTokenizer
-from .request_bounds import check_prompt_chars, check_prompt_tokens
+from ...parsers.registry import ParserSet
+from ...scheduling.sequence import Sampling, SequenceRequest, SequenceResult
+from ...text.label_tokens import Path
+from ...text.text_model import TextModel
+from ..endpoint import Prepared, RequestMetadata
+from ..image_inputs import ImageInputs, ImageSupport, PlacedUrl
+from ..prompt_tokens import PromptTokenizer
+from ..request_bounds import check_prompt_chars, check_prompt_tokens
+from .orders import decision_seed, mean_answer
+from .prompts import DecisionPrompts, Read
 
 if TYPE_CHECKING:
-    from ..media.image_resize import ResizedImage
+    from ...media.image_resize import ResizedImage
 
 # Beginnings of labels that are left out have this share of the labels' mass at most, together.
 _NEGLIGIBLE = 1e-7
@@ -189,76 +184,6 @@ class NextTokenReader:
         )
 
 
-class _DecisionEndpoint:
-    """Fields that both endpoints share."""
-
-    kind: type[DecisionRequest | SystemOneRequest]
-
-    def __init__(self, reader: DecisionReader) -> None:
-        self._reader = reader
-
-    def fetched(self, body: dict[str, Any]) -> AbstractAsyncContextManager[dict[str, Any]] | None:
-        """Return the fetch of a body's images; None for a body without images."""
-        return self._reader.fetched(body, self.kind)
-
-    def follow_up(
-        self, prepared: PreparedDecision, results: Sequence[Any]
-    ) -> PreparedDecision | None:
-        """Add the requests that the reader needs after these results."""
-        return self._reader.follow_up(prepared, results)
-
-
-class Decisions(_DecisionEndpoint):
-    """OpenAI's Decisions API."""
-
-    route: Route = DECISIONS
-    kind = DecisionRequest
-
-    def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> PreparedDecision:
-        """Return the requests that the reader needs."""
-        return self._reader.prepare(read_body(DecisionRequest, body), "input", metadata, body)
-
-    def finish(self, prepared: PreparedDecision, results: Sequence[Any]) -> Reply:
-        """Return the answers in the order of the questions."""
-        request, metadata = prepared.context.decision, prepared.metadata
-        assert isinstance(request, DecisionRequest)
-        usage = self._reader.usage(prepared, results)
-        cached = usage.cached_tokens if metadata.shows_cached_tokens else 0
-        body = decision_body(
-            request,
-            self._reader.answers(prepared, results),
-            model=metadata.model,
-            usage=decision_usage(usage.prompt_tokens, cached),
-        )
-        return Reply(200, body, usage)
-
-
-class SystemOne(_DecisionEndpoint):
-    """TypeSafe's System One."""
-
-    route: Route = SYSTEM_ONE
-    kind = SystemOneRequest
-
-    def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> PreparedDecision:
-        """Return the requests that the reader needs."""
-        return self._reader.prepare(read_body(SystemOneRequest, body), "state", metadata, body)
-
-    def finish(self, prepared: PreparedDecision, results: Sequence[Any]) -> Reply:
-        """Return the answers by the names of their questions."""
-        request, metadata = prepared.context.decision, prepared.metadata
-        assert isinstance(request, SystemOneRequest)
-        usage = self._reader.usage(prepared, results)
-        body = systemone_body(
-            request,
-            self._reader.answers(prepared, results),
-            response_id("decision", metadata.request_id),
-            created=metadata.created,
-            model=metadata.model,
-            input_tokens=usage.prompt_tokens,
-        )
-        return Reply(200, body, usage)
-
-
 def _placed(content: Iterable[Part]) -> list[PlacedUrl]:
     return [(part.place, part.url) for part in content if isinstance(part, Image)]
 
@@ -269,14 +194,6 @@ def _placed_urls(decision: Decision) -> list[PlacedUrl]:
         question.instructions for question in decision.parsed_questions
     )
     return _placed([*decision.state_parts, *of_questions])
-
-
-def decision_seed(decision: Decision) -> int:
-    """Return the seed of the orders of the options: the request's, or a digest of its input."""
-    if decision.seed is not None:
-        return decision.seed
-    state = repr(decision.state_parts).encode(errors="backslashreplace")
-    return int.from_bytes(blake2b(state, digest_size=8).digest(), "little")
 
 
 def _logprobs_by_read(
@@ -345,21 +262,6 @@ def _log_sum(logs: Sequence[float]) -> float:
     if most == -math.inf or math.isnan(most):
         return most
     return most + math.log(math.fsum(math.exp(one - most) for one in logs))
-
-
-def mean_answer(answers: Sequence[Answer]) -> Answer:
-    """Return the mean of a question's answers in several orders of its options."""
-    if len(answers) == 1:
-        return answers[0]
-    count = len(answers)
-    columns = zip(*(answer.probabilities for answer in answers), strict=True)
-    mean = Answer(
-        tuple(math.fsum(column) / count for column in columns),
-        math.fsum(answer.label_mass for answer in answers) / count,
-        sum(answer.argmax_is_label for answer in answers) * 2 > count,
-    )
-    agreeing = sum(answer.winner == mean.winner for answer in answers)
-    return replace(mean, agreement=agreeing / count)
 
 
 def usage_of(requests: Sequence[SequenceRequest], results: Sequence[SequenceResult]) -> Usage:

@@ -15,14 +15,15 @@ from tidemill.protocol.decisions.questions import Answer, Decision, Question
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.messages import Message
 
-from ..parsers.registry import ParserSet
-from ..scheduling.sequence import Sampling, SequenceRequest, SequenceResult
-from ..text.text_model import TextModel
-from .chat_preprocessor import ChatPreprocessor
-from .decision_reader import OneStepReader
-from .decisions import decision_seed, mean_answer, usage_of
-from .endpoint import Prepared, RequestMetadata
-from .prompt_tokens import PromptTokenizer
+from ...parsers.registry import ParserSet
+from ...scheduling.sequence import Sampling, SequenceRequest, SequenceResult
+from ...text.text_model import TextModel
+from ..chat_preprocessor import ChatPreprocessor
+from ..endpoint import Prepared, RequestMetadata
+from ..prompt_tokens import PromptTokenizer
+from ..request_bounds import check_prompt_chars, check_prompt_tokens
+from .next_token import usage_of
+from .orders import decision_seed, mean_answer
 from .published_prompts import (
     NOT_SUPPORTED,
     answer_of,
@@ -32,7 +33,7 @@ from .published_prompts import (
     state_text,
     text_of,
 )
-from .request_bounds import check_prompt_chars, check_prompt_tokens
+from .reader import OneStepReader
 
 LIQUID = "Lfm2VlForConditionalGeneration"
 _SIDES = (("yes", "Yes", "YES"), ("no", "No", "NO"))

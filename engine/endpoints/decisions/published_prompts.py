@@ -12,7 +12,7 @@ from tidemill.protocol.decisions.questions import Answer, Decision, Image, Part
 from tidemill.protocol.decisions.systemone_body import SystemOneRequest
 from tidemill.protocol.errors import RequestError
 
-from .decision_prompts import orders
+from .orders import orders
 
 NOT_SUPPORTED = "decisions_not_supported"
 

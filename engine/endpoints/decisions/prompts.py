@@ -18,12 +18,13 @@ from tidemill.protocol.errors import RequestError
 from tidemill.protocol.messages import Message
 from tidemill.protocol.parts import ImagePart, ImageUrl, TextPart
 
-from ..parsers.harmony import HARMONY
-from ..parsers.registry import ParserSet
-from ..text.label_tokens import NO_LABELS, LabelTokens, LabelTree
-from ..text.text_model import TextModel
-from .chat_preprocessor import ChatPreprocessor
-from .endpoint import RequestMetadata
+from ...parsers.harmony import HARMONY
+from ...parsers.registry import ParserSet
+from ...text.label_tokens import NO_LABELS, LabelTokens, LabelTree
+from ...text.text_model import TextModel
+from ..chat_preprocessor import ChatPreprocessor
+from ..endpoint import RequestMetadata
+from .orders import orders
 
 _ASKS: dict[Kind, str] = {
     "predicate": "Answer only with one letter: {labels}.",
@@ -34,8 +35,6 @@ _ASKS: dict[Kind, str] = {
 YES_AND_NO = ("Y", "N")
 _MEANINGS = ("yes", "no")
 _CODES = "Answer only with the letters of the best option."
-# As many orders as a few options have.
-_NUM_ORDERS = (1, 1, 2, 6, 24, 120)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,28 +136,6 @@ class DecisionPrompts:
             return YES_AND_NO
         letters, levels = self._labels.letters, self._labels.levels
         return letters(count) if question.kind == "choice" else levels(count)
-
-
-def orders(count: int, wanted: int, random: Random) -> Iterator[tuple[int, ...]]:
-    """Yield distinct orders of `count` options: the given one alone, or `wanted` random ones.
-
-    They are rotations of a random order, so that each option has as many different places as
-    possible; once these are used up, rotations of another one. Fewer orders exist of few options.
-    """
-    if wanted == 1:
-        yield tuple(range(count))
-        return
-    seen: set[tuple[int, ...]] = set()
-    most = min(wanted, _NUM_ORDERS[count]) if count < len(_NUM_ORDERS) else wanted
-    while len(seen) < most:
-        base = list(range(count))
-        random.shuffle(base)
-        step = max(1, count // most)
-        for start in range(0, count, step):
-            order = (*base[start:], *base[:start])
-            if order not in seen and len(seen) < most:
-                seen.add(order)
-                yield order
 
 
 def _places(kind: Kind, order: Sequence[int]) -> tuple[int, ...]:

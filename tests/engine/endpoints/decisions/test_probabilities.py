@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.endpoints.spelled_labels import (
+from tests.engine.endpoints.decisions.spelled_labels import (
     Spellings,
     byte_level,
     save_model,
@@ -22,8 +22,8 @@ from tests.engine.endpoints.spelled_labels import (
 )
 from tests.engine.scripted_model import METADATA, text_model
 from tests.engine.tasks.pooled import serving
-from tidemill.engine.endpoints.decision_prompts import Read
-from tidemill.engine.endpoints.decisions import NextTokenReader, _likely_beginnings
+from tidemill.engine.endpoints.decisions.next_token import NextTokenReader, _likely_beginnings
+from tidemill.engine.endpoints.decisions.prompts import Read
 from tidemill.engine.endpoints.dispatcher import Dispatcher, find_endpoint
 from tidemill.engine.endpoints.endpoint import RequestMetadata
 from tidemill.engine.parsers.registry import select_parsers

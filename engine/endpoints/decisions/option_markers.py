@@ -11,13 +11,13 @@ from tidemill.protocol.decisions.systemone_body import SystemOneRequest
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.fields import Side
 
-from ..model.encoders.decision_heads import MARKER_KINDS, MarkerHead
-from ..scheduling.encoding import EncodingRequest, EncodingResult, SchemaSpans, Span
-from ..text.truncation import Truncation
-from .decision_reader import OneStepReader
-from .decisions import decision_seed, mean_answer
-from .encoder_requests import EncoderModel
-from .endpoint import Prepared, RequestMetadata
+from ...model.encoders.decision_heads import MARKER_KINDS, MarkerHead
+from ...scheduling.encoding import EncodingRequest, EncodingResult, SchemaSpans, Span
+from ...text.truncation import Truncation
+from ..encoder_requests import EncoderModel
+from ..endpoint import Prepared, RequestMetadata
+from ..request_bounds import check_prompt_tokens
+from .orders import decision_seed, mean_answer
 from .published_prompts import (
     NOT_SUPPORTED,
     answer_of,
@@ -29,7 +29,7 @@ from .published_prompts import (
     state_text,
     text_of,
 )
-from .request_bounds import check_prompt_tokens
+from .reader import OneStepReader
 
 MARKS = frozenset({"cls_token", "sep_token", "mask_token"})
 """Special tokens that the model's tokenizer must have."""

@@ -12,7 +12,7 @@ import pytest
 from tests.engine.scripted_model import METADATA
 from tidemill import demo
 from tidemill.engine.config import EngineConfig
-from tidemill.engine.endpoints.decisions import Decisions
+from tidemill.engine.endpoints.decisions.endpoints import Decisions
 from tidemill.engine.endpoints.dispatcher import Dispatcher
 from tidemill.engine.load import load_served
 from tidemill.engine.tasks.generation import endpoints_without_weights

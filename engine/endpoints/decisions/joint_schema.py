@@ -9,12 +9,11 @@ from typing import Any
 from tidemill.protocol.decisions.questions import Answer, Decision, Kind, Question
 from tidemill.protocol.errors import RequestError
 
-from ..scheduling.encoding import EncodingRequest, EncodingResult, SchemaSpans, Span
-from ..text.truncation import Truncation
-from .decision_reader import OneStepReader
-from .decisions import decision_seed, mean_answer
-from .encoder_requests import EncoderModel
-from .endpoint import Prepared, RequestMetadata
+from ...scheduling.encoding import EncodingRequest, EncodingResult, SchemaSpans, Span
+from ...text.truncation import Truncation
+from ..encoder_requests import EncoderModel
+from ..endpoint import Prepared, RequestMetadata
+from .orders import decision_seed, mean_answer
 from .published_prompts import (
     answer_of,
     check_fixed,
@@ -24,6 +23,7 @@ from .published_prompts import (
     state_text,
     text_of,
 )
+from .reader import OneStepReader
 
 # The prompt that the model was trained with; each piece is tokenized on its own.
 _BEGIN = (

@@ -1,0 +1,1 @@
+"""Decisions: the endpoints, and a reader for each kind of model."""
