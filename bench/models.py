@@ -124,7 +124,7 @@ def make_tokenizer(folder: Path, vocab_size: int) -> None:
     )
     everything = words(NUM_WORDS)
     common = everything[:NUM_COMMON_WORDS] * COMMON_TIMES
-    seen = ["user\nassistant\nsystem\n"] * COMMON_TIMES + [
+    seen = ["user\nassistant\nsystem\nyes\nno\n"] * COMMON_TIMES + [
         " " + word for word in common + everything
     ]
     tokenizer.train_from_iterator(seen, trainer)
