@@ -18,8 +18,6 @@ _MAX_NAMED: Final = 10
 class CalibrationError(ProtocolError):
     """A calibration, prior or gold answer that does not fit its questions."""
 
-    code = "invalid_calibration"
-
 
 @dataclass(frozen=True, slots=True)
 class Options:
