@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import pytest
 from pydantic_core import to_json
 
+from tidemill.batch.calibration.calibration import Method
 from tidemill.batch.table.errors import RecipeError
 from tidemill.batch.table.questions import question_columns_at_end
-from tidemill.batch.table.recipe import parse_recipe
+from tidemill.batch.table.recipe import CALIBRATION, parse_recipe
 from tidemill.batch.table.result_columns import ResultColumns, ResultFacts
 from tidemill.batch.table.result_rows import finished_columns, output_batches
 from tidemill.batch.table.table_check import checked_template
+from tidemill.offline.arguments.calibration_flags import METHODS, NAMES
 
 _ONE = {"ask": "good: Is it good?", "prompt": "{{ text }}"}
 _TWO = {**_ONE, "ask": ["good: Is it good?", "team = a|b: Which?"]}
@@ -135,6 +137,12 @@ def test_the_model_does_not_see_gold_columns_without_a_prompt() -> None:
     recipe = parse_recipe({"ask": "good: Is it good?", "gold": "label"})
     schema = pa.schema([("text", pa.string()), ("label", pa.bool_())])
     assert checked_template(recipe, schema, None).columns == ("text",)
+
+
+def test_the_flags_have_the_methods_and_keys_of_recipes() -> None:
+    """They are repeated there, because help must not load this package."""
+    assert get_args(Method) == METHODS
+    assert CALIBRATION == NAMES
 
 
 def test_calibrated_columns_are_found_at_the_end_of_a_table() -> None:
