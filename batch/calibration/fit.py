@@ -1,7 +1,7 @@
 """Fit of probability maps: on the mean of all rows, or on rows with gold answers.
 
-It is pure Python, since a Lambda writes the tables of drops: scikit-learn and scipy would add 194 MB
-for two short fits with the same results. Every fit is deterministic.
+It is pure Python, since a Lambda writes the tables of drops: scikit-learn and scipy would add 194
+MB for two short fits with the same results. Every fit is deterministic.
 """
 
 from __future__ import annotations
