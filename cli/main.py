@@ -16,6 +16,7 @@ from tidemill.offline.console.terminal import log, print_details
 
 from .commands import (
     cache,
+    calibrate,
     cancel,
     check,
     completion,
@@ -73,6 +74,7 @@ def make_parser() -> argparse.ArgumentParser:
         run,
         check,
         join,
+        calibrate,
         estimate,
         sample,
         diff,

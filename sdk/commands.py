@@ -119,7 +119,7 @@ def _flags_of(flags: Mapping[str, Any]) -> list[str]:
         elif isinstance(value, (list, tuple)):
             if name in _JOINED:
                 typed.append(f"{flag}={','.join(map(str, value))}")
-            elif name == "ask":
+            elif name in {"ask", "prior", "gold"}:
                 typed += [f"{flag}={each}" for each in value]
             else:
                 typed += [flag, *map(str, value)]

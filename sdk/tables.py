@@ -15,6 +15,7 @@ from tidemill.batch.table.reader import check_names, rendered
 from tidemill.batch.table.recipe import Recipe, parse_recipe
 from tidemill.batch.table.request_template import RequestTemplate
 from tidemill.batch.table.result_columns import ResultColumns, ResultFacts
+from tidemill.batch.table.result_rows import finished_columns, output_batches
 from tidemill.batch.table.table_check import checked_template
 from tidemill.offline.console.errors import CliError
 from tidemill.offline.files.constant_prompt import warn_of_constant_prompt
@@ -47,13 +48,13 @@ def answer_table(
             raise TidemillError(str(exc)) from exc
     if len(rows) != given.num_rows:
         raise TidemillError(f"the engine answered only {len(rows)} of {given.num_rows} rows")
-    columns = ResultColumns(parsed, given.select(keep).schema, ResultFacts.of_rows(rows, parsed))
-    batches, start = [], 0
-    for batch in input_batches:
-        kept = [batch.column(name) for name in keep]
-        batches.append(columns.batch(kept, rows[start : start + batch.num_rows]))
-        start += batch.num_rows
-    return pa.Table.from_batches(batches, columns.schema)
+
+    def read(columns: ResultColumns) -> Iterator[pa.RecordBatch]:
+        return output_batches(columns, input_batches, iter(rows))
+
+    facts = ResultFacts.of_rows(rows, parsed)
+    columns = finished_columns(parsed, given.select(keep).schema, facts, read)
+    return pa.Table.from_batches(read(columns), columns.schema)
 
 
 def compile_recipe(

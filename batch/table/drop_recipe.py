@@ -10,7 +10,10 @@ from .errors import RecipeError
 from .recipe import load_recipe
 
 MAX_BYTES: Final = 2**16
-_TEXTS: Final = ("url", "prompt", "system", "id", "output", "vectors", "question_layout")
+_TEXTS: Final = (
+    *("url", "prompt", "system", "id", "output", "vectors", "question_layout"),
+    *("calibrate", "prior", "gold"),
+)
 
 
 def recipe_of_metadata(user_metadata: Mapping[str, str]) -> dict[str, Any]:

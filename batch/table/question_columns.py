@@ -7,25 +7,43 @@ from typing import Any
 
 import pyarrow as pa
 
-from .questions import Probabilities, TableQuestion, winner_of
+from .questions import CALIBRATED, Probabilities, TableQuestion, winner_of
+
+
+def all_question_fields(questions: Sequence[TableQuestion]) -> list[pa.Field]:
+    """Return the columns of all questions; calibrated ones share the column `calibrated`."""
+    fields = [field for question in questions for field in question_fields(question)]
+    if any(question.is_calibrated for question in questions):
+        fields.append(pa.field(CALIBRATED, pa.bool_()))
+    return fields
 
 
 def question_fields(question: TableQuestion) -> list[pa.Field]:
     """Return the columns of a question: answer, mean of a score, confidence and probabilities."""
     are_booleans = all(isinstance(option.value, bool) for option in question.options)
-    shares = pa.struct([(option.text, pa.float64()) for option in question.options])
+    shares = [pa.struct([(option.text, pa.float64()) for option in question.options])]
+    if question.is_calibrated:
+        shares *= 2
     number = pa.float64()
     score = [number] if question.kind == "score" else []
-    types = [pa.bool_() if are_booleans else pa.string(), *score, number, shares]
+    types = [pa.bool_() if are_booleans else pa.string(), *score, number, *shares]
     return [pa.field(name, kind) for name, kind in zip(question.columns, types, strict=True)]
 
 
 def question_columns(
-    question: TableQuestion, rows: Sequence[Probabilities | None]
+    question: TableQuestion,
+    rows: Sequence[Probabilities | None],
+    raw: Sequence[Probabilities | None] = (),
 ) -> dict[str, pa.Array]:
-    """Return the columns of `question_fields` for some rows; null for a row without an answer."""
+    """Return the columns of `question_fields` for some rows; null for a row without an answer.
+
+    `raw` are the uncalibrated probabilities of a calibrated question.
+    """
     fields = question_fields(question)
     values = [_cells(question, fields[0].type, row) for row in rows]
+    if question.is_calibrated:
+        pairs = zip(values, raw, strict=True)
+        values = [[*cells, _struct(question, row)] for cells, row in pairs]
     columns = zip(*values, strict=True) if values else [()] * len(fields)
     return {
         field.name: pa.array(column, field.type)
@@ -35,12 +53,17 @@ def question_columns(
 
 def _cells(question: TableQuestion, kind: pa.DataType, row: Probabilities | None) -> list[Any]:
     if row is None:
-        return [None] * len(question.columns)
+        return [None] * (4 if question.kind == "score" else 3)
     winner = winner_of(row)
     option = question.options[winner]
     value = option.value if pa.types.is_boolean(kind) else option.text
     score = []
     if question.kind == "score":
         score = [sum(level * share for level, share in enumerate(row))]
-    shares = {each.text: share for each, share in zip(question.options, row, strict=True)}
-    return [value, *score, row[winner], shares]
+    return [value, *score, row[winner], _struct(question, row)]
+
+
+def _struct(question: TableQuestion, row: Probabilities | None) -> dict[str, float] | None:
+    if row is None:
+        return None
+    return {each.text: share for each, share in zip(question.options, row, strict=True)}

@@ -24,7 +24,11 @@ LAYOUTS: Final[tuple[Layout, ...]] = ("row_first", "questions_first")
 RESULT_NAMES: Final = ("usage", "error")
 """Result columns of all recipes with questions."""
 
+CALIBRATED: Final = "calibrated"
+"""Column that says whether the probabilities of a row are calibrated."""
+
 _PROBABILITIES: Final = "_probabilities"
+_RAW: Final = f"_raw{_PROBABILITIES}"
 _LABEL: Final = "label"
 _LABEL_INSTRUCTIONS: Final = "Which label fits the input?"
 _KEYS: Final = ("name", "type", "instructions", "choices", "levels")
@@ -64,18 +68,22 @@ class TableOption:
 class TableQuestion:
     """A question about each row; its name is the column of the answer.
 
-    A predicate has the options true and false.
+    A predicate has the options true and false. The last column of a calibrated question has its
+    uncalibrated probabilities.
     """
 
     name: str
     kind: Kind
     instructions: str
     options: tuple[TableOption, ...]
+    is_calibrated: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Return the names of its columns, the answer first."""
-        return _columns_of(self.name, has_score=self.kind == "score")
+        return _columns_of(
+            self.name, has_score=self.kind == "score", is_calibrated=self.is_calibrated
+        )
 
     @property
     def body(self) -> dict[str, Any]:
@@ -109,17 +117,25 @@ def questions_of(keys: Mapping[str, Any]) -> tuple[TableQuestion, ...]:
         raise RecipeError(
             f"it has {len(questions):,} questions, but a row may have {MAX_QUESTIONS} at most"
         )
-    _check_columns(questions)
+    check_question_columns(questions)
     return questions
 
 
 def question_columns_at_end(names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the columns of each question whose columns are at the end of a table's."""
+    """Return the columns of each question whose columns are at the end of a table's.
+
+    If they are calibrated, the columns of the last question include `CALIBRATED`.
+    """
     questions: list[tuple[str, ...]] = []
-    end = len(names)
+    is_calibrated = names[-1:] == [CALIBRATED]
+    end = len(names) - is_calibrated
     while end:
-        name = names[end - 1].removesuffix(_PROBABILITIES)
-        forms = (_columns_of(name, has_score=has_score) for has_score in (False, True))
+        ending = _RAW if is_calibrated else _PROBABILITIES
+        name = names[end - 1].removesuffix(ending)
+        forms = (
+            _columns_of(name, has_score=has_score, is_calibrated=is_calibrated)
+            for has_score in (False, True)
+        )
         found = next(
             (form for form in forms if (*names[max(0, end - len(form)) : end],) == form), None
         )
@@ -127,6 +143,8 @@ def question_columns_at_end(names: Sequence[str]) -> list[tuple[str, ...]]:
             break
         questions.insert(0, found)
         end -= len(found)
+    if questions and is_calibrated:
+        questions[-1] = (*questions[-1], CALIBRATED)
     return questions
 
 
@@ -164,9 +182,10 @@ def checked_permutations(keys: Mapping[str, Any]) -> int:
     return number
 
 
-def _columns_of(name: str, *, has_score: bool) -> tuple[str, ...]:
+def _columns_of(name: str, *, has_score: bool, is_calibrated: bool) -> tuple[str, ...]:
     score = (f"{name}_score",) if has_score else ()
-    return (name, *score, f"{name}_confidence", f"{name}{_PROBABILITIES}")
+    raw = (f"{name}{_RAW}",) if is_calibrated else ()
+    return (name, *score, f"{name}_confidence", f"{name}{_PROBABILITIES}", *raw)
 
 
 def _list_of(keys: Mapping[str, Any], name: str, example: str) -> Sequence[Any]:
@@ -325,7 +344,7 @@ def _question(
     return TableQuestion(name, kind, instructions, options)
 
 
-def _check_columns(questions: Sequence[TableQuestion]) -> None:
+def check_question_columns(questions: Sequence[TableQuestion]) -> None:
     """Raise RecipeError for questions that need the same column, or one of the other results."""
     owners: dict[str, str] = {}
     for question in questions:

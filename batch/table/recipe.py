@@ -6,11 +6,11 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, time
 from difflib import get_close_matches
 from math import isfinite
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from tidemill.protocol.decisions.questions import Layout
 from tidemill.protocol.requests import PROMPT_FIELDS, request_types
@@ -28,10 +28,15 @@ from .errors import RecipeError, in_words
 from .questions import (
     TABLE_LAYOUT,
     TableQuestion,
+    check_question_columns,
     checked_layout,
     checked_permutations,
     questions_of,
 )
+
+if TYPE_CHECKING:
+    from ..calibration.calibration import Calibration
+    from .calibration_plan import CalibrationPlan, GoldAnswers
 
 TableFormat = Literal["parquet", "csv", "tsv", "jsonl", "arrow"]
 """Formats of input and output tables."""
@@ -42,6 +47,7 @@ VectorType = Literal["float32", "float16", "int8"]
 RECIPE_KEYS: Final = (
     *("url", "prompt", "system", "id", "keep", "params", "output", "vectors", "confidence"),
     *("ask", "questions", "labels", "question_layout", "permutations"),
+    *("calibrate", "prior", "gold"),
     *(name for name in PROMPT_FIELDS if name != "prompt"),
 )
 """Keys of a recipe: its own, and the body fields with templates."""
@@ -50,6 +56,7 @@ TEMPLATES: Final = ("prompt", "messages", "input")
 QUESTIONS: Final = ("ask", "questions", "labels")
 """Keys that are replaced together when flags override a file."""
 
+CALIBRATION: Final = ("calibrate", "prior", "gold")
 
 MAX_DEPTH: Final = 64
 """Nesting limit of a recipe's values; a JSON schema needs two or three levels per value."""
@@ -89,6 +96,7 @@ class Recipe:
     questions: tuple[TableQuestion, ...] = ()
     question_layout: Layout = TABLE_LAYOUT
     permutations: int = 1
+    calibration: CalibrationPlan | None = None
     flags: frozenset[str] | None = None
     """Keys that come from flags of a command, the others from a file; None without a command."""
 
@@ -147,7 +155,7 @@ def parse_recipe(given: Mapping[str, Any]) -> Recipe:
                 "completions"
             )
         params = {**params, "confidence": True}
-    return Recipe(
+    recipe = Recipe(
         url,
         _fields(given, route, params),
         params,
@@ -159,6 +167,22 @@ def parse_recipe(given: Mapping[str, Any]) -> Recipe:
         checked_layout(given),
         checked_permutations(given),
     )
+    return recipe if given.keys().isdisjoint(CALIBRATION) else calibrated_recipe(recipe, given)
+
+
+def calibrated_recipe(
+    recipe: Recipe,
+    keys: Mapping[str, Any],
+    saved: Calibration | None = None,
+    gold_file: GoldAnswers | None = None,
+) -> Recipe:
+    """Return a recipe that calibrates its answers by these keys, or a saved calibration."""
+    from .calibration_plan import plan_of  # late: few recipes have one
+
+    plan = plan_of(keys, recipe.questions, saved, gold_file)
+    questions = tuple(replace(question, is_calibrated=True) for question in recipe.questions)
+    check_question_columns(questions)
+    return replace(recipe, calibration=plan, questions=questions)
 
 
 def overridden(keys: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

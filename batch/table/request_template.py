@@ -248,8 +248,9 @@ class RequestTemplate:
 
 
 def row_columns(recipe: Recipe, columns: Sequence[str]) -> list[str]:
-    """Return the columns that questions are about without a prompt: all except the IDs."""
-    return [name for name in columns if name != recipe.id]
+    """Return the columns that questions are about without a prompt: all except IDs and gold."""
+    gold = set() if recipe.calibration is None else {*recipe.calibration.gold.values()}
+    return [name for name in columns if name != recipe.id and name not in gold]
 
 
 def _printed(value: Any, column: str) -> str:

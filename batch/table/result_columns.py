@@ -5,7 +5,7 @@ from __future__ import annotations
 from binascii import a2b_base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import pyarrow as pa
 from pyarrow import compute
@@ -23,14 +23,18 @@ from tidemill.protocol.routes import (
     TRANSLATIONS,
 )
 
+from ..calibration.report import brief_report
 from ..file.rows import row_error_message
 from .answer_types import JSON_TEXT, column_of_answers, fields_of_schema, is_json_text, parse_answer
 from .confidence_columns import confidence_columns
 from .errors import RecipeError
-from .question_columns import question_columns, question_fields
+from .question_columns import all_question_fields, question_columns
 from .question_counts import QuestionCounts
-from .questions import probabilities_of
+from .questions import CALIBRATED, Probabilities, probabilities_of
 from .recipe import Recipe, VectorType
+
+if TYPE_CHECKING:
+    from ..calibration.calibration import Calibration
 
 PREFIX: Final = "output_"
 """Prefix of a result column's name if a retained column already has it."""
@@ -104,10 +108,18 @@ class ResultColumns:
     """Columns of a recipe's results; raises RecipeError for conflicting names or a URL without any.
 
     `schema` has the columns `kept` first; `counts` are those of the questions in all batches.
+    Without a `calibration`, the answers of a recipe that calibrates are uncalibrated.
     """
 
-    def __init__(self, recipe: Recipe, kept: pa.Schema, facts: ResultFacts) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        kept: pa.Schema,
+        facts: ResultFacts,
+        calibration: Calibration | None = None,
+    ) -> None:
         self._recipe = recipe
+        self.calibration = calibration
         self._facts = facts
         self._answers = fields_of_schema(recipe.answer_schema)
         self.counts = [QuestionCounts(question) for question in recipe.questions]
@@ -149,6 +161,17 @@ class ResultColumns:
         found += [column.array(bodies) for column in self._confidences]
         return pa.RecordBatch.from_arrays([*kept, *found], schema=self.schema)
 
+    def summaries(self, *, is_brief: bool = False) -> list[dict[str, Any]]:
+        """Return the counts of each question, with the report of its calibration."""
+        reports = {} if self.calibration is None else self.calibration.reports
+        if is_brief:
+            reports = {name: brief_report(report) for name, report in reports.items()}
+        return [
+            counts.summary()
+            | ({"calibration": reports[name]} if (name := counts.question.name) in reports else {})
+            for counts in self.counts
+        ]
+
     def _check_questions(self, taken: set[str]) -> None:
         """Raise RecipeError for a question whose columns have the name of a kept one."""
         for question in self._recipe.questions:
@@ -179,7 +202,7 @@ class ResultColumns:
         elif recipe.route in {SCORE, GENERATIVE_SCORING}:
             fields = [pa.field("scores", pa.list_(pa.float64()))]
         elif recipe.route is DECISIONS:
-            fields = [field for one in recipe.questions for field in question_fields(one)]
+            fields = all_question_fields(recipe.questions)
         elif recipe.route is RERANK:
             fields = [pa.field("results", _RANKED)]
         elif recipe.route in {TRANSCRIPTIONS, TRANSLATIONS}:
@@ -216,16 +239,25 @@ class ResultColumns:
     def _question_columns(self, bodies: Sequence[Mapping[str, Any] | None]) -> dict[str, pa.Array]:
         """Return the columns of all questions, and count their answers."""
         columns: dict[str, pa.Array] = {}
+        is_calibrated = self.calibration is not None and self.calibration.is_complete
+        cells = [None if body is None else is_calibrated for body in bodies]
+        columns[CALIBRATED] = pa.array(cells, pa.bool_())
         for place, counts in enumerate(self.counts):
-            question, rows = counts.question, []
+            question = counts.question
+            found = None if self.calibration is None else self.calibration.of(question.name)
+            rows: list[Probabilities | None] = []
+            raw: list[Probabilities | None] = []
             for body in bodies:
                 answer = None if body is None else body["answers"][place]
                 row = None if answer is None else probabilities_of(question, answer)
+                raw.append(row)
+                if row is not None and found is not None:
+                    row = tuple(found.map(row))
                 rows.append(row)
                 if body is not None and row is not None:
                     diagnostics = body.get("diagnostics")
                     counts.add(row, diagnostics[place] if diagnostics else None)
-            columns |= question_columns(question, rows)
+            columns |= question_columns(question, rows, raw)
         return columns
 
     def _choice_columns(self, bodies: Sequence[Mapping[str, Any] | None]) -> dict[str, pa.Array]:

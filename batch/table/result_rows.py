@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Final
 
@@ -12,7 +12,8 @@ from pydantic_core import from_json
 
 from ..file.lines import LineError, RawLine, parse_line
 from ..file.rows import print_malformed, print_not_run
-from .result_columns import ResultColumns
+from .recipe import Recipe
+from .result_columns import ResultColumns, ResultFacts
 
 _NOT_RUN: Final = "This row did not run before the end of its batch."
 _MAX_BATCH_BYTES: Final = 2**24
@@ -72,6 +73,25 @@ class _RowReader:
         if self._data:
             self._custom_id = _id_at_start(self._data) or from_json(self._data).get("custom_id")
         return data
+
+
+def finished_columns(
+    recipe: Recipe,
+    kept: pa.Schema,
+    facts: ResultFacts,
+    read: Callable[[ResultColumns], Iterable[pa.RecordBatch]],
+) -> ResultColumns:
+    """Return the columns of a table; a recipe that calibrates reads all rows once more for it.
+
+    `read` returns the output of some columns, from the first row on.
+    """
+    columns = ResultColumns(recipe, kept, facts)
+    if recipe.calibration is None:
+        return columns
+    from .table_calibration import fit_calibration  # late: few recipes have one
+
+    calibration = fit_calibration(recipe.calibration, recipe.questions, read(columns))
+    return ResultColumns(recipe, kept, facts, calibration)
 
 
 def output_batches(

@@ -33,6 +33,10 @@ def checked_template(
     kept = kept_columns(recipe, schema)
     ResultColumns(recipe, kept, ALL_COLUMNS)
     check_cells(template, schema)
+    if recipe.calibration is not None:
+        from .table_calibration import check_gold  # late: few recipes have one
+
+        check_gold(recipe, kept.names, template.columns, schema, read)
     if form is not None:
         for field in kept:
             _refuse(field.name, field.type, storage_problem(field.type, form))

@@ -13,6 +13,7 @@ from tidemill.offline.arguments.argument_types import (
     positive_number,
     size_in_bytes,
 )
+from tidemill.offline.arguments.calibration_flags import add_saved_calibration_flag
 from tidemill.offline.arguments.dataset_id import add_dataset_flags
 from tidemill.offline.arguments.default_flags import add_default_flags, defaults_of
 from tidemill.offline.arguments.recipe_flags import add_recipe_flags
@@ -78,6 +79,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("--max-line-bytes", type=size_in_bytes, metavar="SIZE", help="reject longer lines")
     add_reuse_flags(parser)
     add_recipe_flags(parser)
+    add_saved_calibration_flag(parser)
     add_dataset_flags(parser)
     add_default_flags(parser.add_argument_group("defaults for lines that do not set them"))
     add_engine_flags(parser)
@@ -112,7 +114,9 @@ def command(arguments: argparse.Namespace) -> int:
     else:
         lines = [*columns([*rows_of(found)])]
         unknown = [f"  {each.sentence(found.unit)}" for each in found.unknown_parameters]
-        print_output("\n".join((*lines, *found.reasons, *unknown)))
+        plan = None if table is None else table.recipe.calibration
+        saved = plan.saved.report_lines() if plan is not None and plan.saved is not None else ()
+        print_output("\n".join((*lines, *found.reasons, *unknown, *saved)))
     return int(0 < found.num_lines == found.num_failing)
 
 

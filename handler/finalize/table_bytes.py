@@ -17,7 +17,7 @@ from tidemill.batch.result_kinds import KINDS
 from tidemill.batch.table.reader import open_table, read_rows
 from tidemill.batch.table.recipe import parse_recipe
 from tidemill.batch.table.result_columns import ResultColumns, ResultFacts, kept_columns
-from tidemill.batch.table.result_rows import in_order, output_batches
+from tidemill.batch.table.result_rows import finished_columns, in_order, output_batches
 from tidemill.batch.table.writer import open_writer
 
 from ..aws.objects.object_file import open_object
@@ -26,6 +26,7 @@ from ..errors import NotThere
 from ..lifecycle.batch_lock import BatchLock
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from typing_extensions import Buffer
 
 
@@ -53,15 +54,19 @@ def table_bytes(lock: BatchLock, note: Callable[[Mapping[str, Any]], object]) ->
         table = open_table(stack.enter_context(open_object(aws, batch.input)))
         kept = kept_columns(recipe, table.schema)
         facts = ResultFacts.of_rows(chain.from_iterable(rows()), recipe)
-        columns = ResultColumns(recipe, kept, facts)
+
+        def read(columns: ResultColumns) -> Iterator[pa.RecordBatch]:
+            found = in_order(read_lines(lines_of(batch.source)), rows())
+            return output_batches(columns, read_rows(table, kept.names), found)
+
+        columns = finished_columns(recipe, kept, facts, read)
         writer = open_writer(cast("IO[bytes]", sink), columns.schema, recipe.output or table.format)
-        found = in_order(read_lines(lines_of(batch.source)), rows())
-        for output in output_batches(columns, read_rows(table, kept.names), found):
+        for output in read(columns):
             writer.write(output)
             yield sink.take()
         writer.close()
-        for counts in columns.counts:
-            note(counts.summary())
+        for summary in columns.summaries(is_brief=True):
+            note(summary)
         yield sink.take()
 
 

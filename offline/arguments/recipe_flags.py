@@ -12,6 +12,7 @@ from tidemill.batch.table.questions import LAYOUTS, TABLE_LAYOUT
 from ..console.errors import Refused
 from ..console.terminal import log
 from .argument_types import positive_int
+from .calibration_flags import add_calibration_flags, calibration_keys
 from .dataset_id import DatasetId, is_dataset
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def add_recipe_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="read each question in N orders of its options, and take the mean (default: 1)",
     )
+    add_calibration_flags(group)
     add(
         "--url",
         metavar="URL",
@@ -101,7 +103,8 @@ def find_recipe_file(arguments: argparse.Namespace, file: str) -> Path | None:
 def recipe_of(arguments: argparse.Namespace, file: str) -> tuple[Recipe, dict[str, Any]] | None:
     """Return the recipe for a file, and its keys; None without flags and recipe file.
 
-    Raises Refused for an invalid recipe.
+    The recipe is not calibrated yet, because that may need files. Raises Refused for an invalid
+    recipe.
     """
     flags = _flags_of(arguments)
     path = find_recipe_file(arguments, file)
@@ -115,7 +118,7 @@ def recipe_of(arguments: argparse.Namespace, file: str) -> tuple[Recipe, dict[st
         )
     # Imported late: only tables need these.
     from tidemill.batch.table.errors import RecipeError
-    from tidemill.batch.table.recipe import load_recipe, overridden, parse_recipe
+    from tidemill.batch.table.recipe import CALIBRATION, load_recipe, overridden, parse_recipe
 
     try:
         keys: dict[str, Any] = {}
@@ -124,7 +127,8 @@ def recipe_of(arguments: argparse.Namespace, file: str) -> tuple[Recipe, dict[st
             if not arguments.recipe:
                 log(f"using the recipe {path}")
         keys = overridden(keys, flags)
-        return replace(parse_recipe(keys), flags=frozenset(flags)), keys
+        plain = {name: value for name, value in keys.items() if name not in CALIBRATION}
+        return replace(parse_recipe(plain), flags=frozenset(flags)), keys
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
         raise Refused(f"the recipe {path} cannot be read: {reason}") from exc
@@ -165,6 +169,7 @@ def _flags_of(arguments: argparse.Namespace) -> dict[str, Any]:
     for name in ("keep", "labels"):
         if (text := getattr(arguments, name)) is not None:
             given[name] = [item.strip() for item in text.split(",") if item.strip()]
+    given |= calibration_keys(arguments)
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from ..arguments.calibration_flags import NAMES
 from ..arguments.dataset_id import DatasetId, dataset_of
 from ..arguments.recipe_flags import find_recipe_file, path_next_to_table, recipe_of
 from ..console.errors import Refused
@@ -67,6 +68,12 @@ class TableOptions:
         """Return the recipe as a document for a drop, with the format of the results."""
         from tidemill.batch.table.recipe import print_recipe
 
+        plan = self.recipe.calibration
+        if plan is not None and plan.gold_file is not None:
+            raise Refused(
+                "--gold FILE is not supported for batches: name a column of the table, or "
+                "calibrate the fetched table with `tidemill calibrate`"
+            )
         return print_recipe({**self.recipe_keys, "output": self.output_format})
 
 
@@ -85,8 +92,11 @@ def table_options(
     missing extras.
     """
     dataset = dataset_of(arguments, file)
+    calibration_file = getattr(arguments, "calibration", None)
     found = recipe_of(arguments, file)
     if found is None:
+        if calibration_file is not None:
+            raise Refused("--calibration requires a table with questions: pass --ask")
         if dataset is not None:
             raise Refused(
                 f"{file} is a table, which requires a recipe: pass --prompt or --recipe FILE"
@@ -94,6 +104,10 @@ def table_options(
         return None
     recipe, keys = found
     _require_reader(file, dataset, more_extras)
+    if calibration_file is not None or not keys.keys().isdisjoint(NAMES):
+        from .calibration_file import calibrated  # late: few tables are calibrated
+
+        recipe = calibrated(recipe, keys, calibration_file)
     if output_file is not None and is_written:
         check_table_name(output_file, arguments.output_format)
     by_name = None if output_file is None else format_of(output_file)

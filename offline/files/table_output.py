@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from pyarrow import compute
@@ -16,7 +16,7 @@ from tidemill.batch.table.question_counts import wording_fault
 from tidemill.batch.table.reader import open_table
 from tidemill.batch.table.recipe import TableFormat
 from tidemill.batch.table.result_columns import PREFIX, ResultColumns, ResultFacts
-from tidemill.batch.table.result_rows import output_batches
+from tidemill.batch.table.result_rows import finished_columns, output_batches
 from tidemill.batch.table.writer import open_writer
 
 from ..console.errors import OutputLost
@@ -59,22 +59,26 @@ def _count_failed(usage: pa.Array, error: pa.Array, *, or_truncated: bool) -> in
     return int(compute.sum(failed).as_py() or 0)
 
 
-def write_table(
-    table: TableInput, rows: Path, target: Path, form: TableFormat
-) -> list[dict[str, Any]]:
+def write_table(table: TableInput, rows: Path, target: Path, form: TableFormat) -> ResultColumns:
     """Write the table of all rows in a file of rows; `target` is replaced when it is complete.
 
-    Returns the distribution of the answers to each question of the recipe, and warns of questions
-    with a wording fault. Raises OutputLost if the disk is full.
+    Returns its columns, with the counts of the answers and their calibration. Warns of questions
+    with a wording fault, and logs the accuracy of a calibration. Raises OutputLost if the disk is
+    full.
     """
     with rows.open("rb", buffering=_BUFFER_BYTES) as file:
-        columns = ResultColumns(table.recipe, table.kept, ResultFacts.of_rows(file, table.recipe))
-        file.seek(0)
+
+        def read(columns: ResultColumns) -> Iterator[pa.RecordBatch]:
+            file.seek(0)
+            return output_batches(columns, table.batches(table.kept.names), file)
+
+        facts = ResultFacts.of_rows(file, table.recipe)
+        columns = finished_columns(table.recipe, table.kept, facts, read)
         growing = target.with_name(target.name + GROWING)
         try:
             with growing.open("wb", buffering=_BUFFER_BYTES) as out:
                 writer = open_writer(out, columns.schema, form)
-                for batch in output_batches(columns, table.batches(table.kept.names), file):
+                for batch in read(columns):
                     writer.write(batch)
                 writer.close()
                 out.flush()
@@ -84,7 +88,8 @@ def write_table(
             raise OutputLost(f"{target} cannot be written ({exc.strerror})") from exc
         finally:
             growing.unlink(missing_ok=True)
-    summaries = [counts.summary() for counts in columns.counts]
-    for fault in filter(None, map(wording_fault, summaries)):
+    for fault in filter(None, map(wording_fault, columns.summaries())):
         log(f"warning: {fault}")
-    return summaries
+    if columns.calibration is not None:
+        log("\n".join(columns.calibration.report_lines()))
+    return columns

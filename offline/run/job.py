@@ -219,7 +219,10 @@ def _options_of_rows(options: RunOptions) -> RunOptions | None:
     if (found := with_rows_file(options)) is None:
         check_complete(options, engine_config(options), chat_template(options))
         assert options.table is not None
-        log(f"{options.table.output} is complete: nothing to run")
+        again = ""
+        if options.table.recipe.calibration is not None:
+            again = f". To calibrate it again: `tidemill calibrate {options.table.output}`"
+        log(f"{options.table.output} is complete: nothing to run{again}")
     return found
 
 
@@ -300,7 +303,7 @@ def _finish(run: Run, files: OutputFiles, tally: Tally) -> str | None:
         if requests.table is not None:
             from .table_run import finish_table
 
-            finish_table(run.options, requests.table, tally)
+            finish_table(run.options, requests.table, tally, run.record.rows.latest)
         changed = requests.source.changed()
         run.record.finish(tally.num_rows)
         is_marked = False

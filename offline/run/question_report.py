@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from tidemill.batch.calibration.report import report_lines
 from tidemill.batch.table.question_counts import wording_fault
 
 from ..console.terminal import amount
@@ -29,6 +30,9 @@ def question_lines(
             _percent(summary.get("changed_winner")),
         )
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    for summary in summaries:
+        if (report := summary.get("calibration")) is not None:
+            yield from ("\n```", *report_lines(report), "```")
     faults = [*filter(None, map(wording_fault, summaries))]
     if faults:
         yield ""

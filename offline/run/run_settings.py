@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any, Final
 
-from tidemill.batch.table.recipe import QUESTIONS
+from tidemill.batch.table.recipe import CALIBRATION, QUESTIONS
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.storage.hub import local_source, snapshot_commit
 from tidemill.engine.storage.model_digest import sampled_digest
@@ -40,7 +40,10 @@ _RECIPE_FLAGS: Final = {name: f"--{name}" for name in ("prompt", "system", "id",
 _QUESTIONS: Final = "--ask"
 _LAYOUT: Final = "--question-layout"
 _NOT_OF_ROWS: Final = frozenset(
-    (*("keep", "output", "vectors", "url", "params", "confidence", "question_layout"), *QUESTIONS)
+    (
+        *("keep", "output", "vectors", "url", "params", "confidence", "question_layout"),
+        *(*QUESTIONS, *CALIBRATION),
+    )
 )
 """Recipe keys that only change the table written from the rows, or that are named separately."""
 _DIGEST_BYTES: Final = 20

@@ -78,11 +78,20 @@ class SettingsRecord:
         if found:
             raise Refused(_refusal(self.options, found))
 
+    def check_calibration(self) -> None:
+        """Raise Refused for a saved calibration of another model or other questions."""
+        table = self.options.table
+        if table is not None and table.recipe.calibration is not None:
+            from .calibration import check_settings  # late: few runs have one
+
+            check_settings(table.recipe.calibration, self._settings)
+
     def check_loaded(self, info: EngineInfo) -> None:
         """Compare again with the loaded model, whose files may not have been local before."""
         self._settings = with_loaded_model(self._settings, info)
         if self._num_kept:
             self.check()
+        self.check_calibration()
 
     def keep(self, num_kept: int, *, is_complete: bool) -> None:
         """Record the number of kept rows, and whether every line has one."""
@@ -187,6 +196,7 @@ def open_record(
             options = _continuing_retry(options, earlier)
     record = SettingsRecord(options, settings, earlier, path)
     record.check()
+    record.check_calibration()
     return record
 
 

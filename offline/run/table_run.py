@@ -10,6 +10,7 @@ from ..console.errors import Refused
 from ..console.terminal import log
 from ..files.paths import check_paths
 from ..files.recorded_run import ROWS_SUFFIX
+from ..files.row_settings import Settings
 from ..files.table_input import TableInput
 from ..files.table_output import write_table
 from .run_options import RunOptions
@@ -46,9 +47,12 @@ def with_rows_file(options: RunOptions) -> RunOptions | None:
     return replace(options, output_file=str(rows))
 
 
-def finish_table(options: RunOptions, table: TableInput, tally: Tally) -> None:
+def finish_table(
+    options: RunOptions, table: TableInput, tally: Tally, settings: Settings | None
+) -> None:
     """Write the table, and remove the file of its rows unless some failed or were truncated.
 
+    `settings` are those of the rows, for a calibration.
     The rows of a shard stay: the table is written from all shards, once they are joined.
     """
     assert options.table is not None
@@ -61,7 +65,13 @@ def finish_table(options: RunOptions, table: TableInput, tally: Tally) -> None:
         )
         return
     target, form = options.table.output, options.table.output_format
-    tally.questions = write_table(table, rows, target, form)
+    columns = write_table(table, rows, target, form)
+    tally.questions = columns.summaries()
+    plan = table.recipe.calibration
+    if columns.calibration is not None and plan is not None and plan.saved is None:
+        from .calibration import save_calibration  # late: few runs have one
+
+        log(f"the calibration is {save_calibration(columns.calibration, settings, target)}")
     again = _retry(options.table.output)
     if tally.rows_failed:
         way = "--resume --retry-failed" if options.no_card else f"`{again}`"

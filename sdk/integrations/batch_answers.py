@@ -177,10 +177,15 @@ class BatchAnswers:
 
 
 def check_ids(recipe: Recipe) -> None:
-    """Raise RecipeError for sampled requests of rows that have no ID.
+    """Raise RecipeError for a calibration, and for sampled requests of rows that have no ID.
 
     Rows at the same position of two partitions would draw the same samples.
     """
+    if recipe.calibration is not None:
+        raise RecipeError(
+            "`calibrate` and `gold` need all rows of a table at once: omit them, and calibrate "
+            "the written table with `tidemill calibrate`"
+        )
     is_fixed = recipe.params.get("temperature") == 0 or recipe.params.get("seed") is not None
     if recipe.id is None and recipe.route in _SAMPLED and not is_fixed:
         raise RecipeError(

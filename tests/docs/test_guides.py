@@ -39,7 +39,19 @@ from tools.docs_report import ROOT, Block, blocks_of
 ADDRESS = "http://127.0.0.1:8000"
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TRANSCRIBER = "$(python -m tidemill.demo.tiny_en)"
-LOCAL = {"cache", "check", "diff", "estimate", "join", "models", "retry", "run", "sample", "view"}
+LOCAL = {
+    "cache",
+    "calibrate",
+    "check",
+    "diff",
+    "estimate",
+    "join",
+    "models",
+    "retry",
+    "run",
+    "sample",
+    "view",
+}
 REMOTE = {"resume", "results", "status", "submit"}
 # Other programs, which pages may name.
 OTHERS = {

@@ -207,6 +207,26 @@ def test_questions_about_a_dropped_table_are_columns_of_it(
     assert question["values"] == {"true": 3, "false": 1}
 
 
+def test_a_dropped_table_is_calibrated_by_its_recipe(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The raw probabilities stay next to the calibrated ones, and the report is brief."""
+    monkeypatch.setattr(f"{__name__}.row_of", decision_of)
+    recipe = b"ask = 'good: Is it good?'\nprompt = 'text: {{ text }}'\nkeep = ['text']\n"
+    recipe += b"calibrate = 'batch'\nprior = '0.2'\n"
+    batch = drop(mini, parquet(REVIEWS), "input/calibrated.parquet", recipe)
+    ended = finished(mini, published(mini, batch))
+    assert (ended.status, ended.errors) == (Status.COMPLETED, ())
+    made = pq.read_table(io.BytesIO(table_of(mini, ended)))
+    assert made["good"].to_pylist() == [False, False, False, False]
+    raw = [row["true"] for row in made["good_raw_probabilities"].to_pylist()]
+    assert raw == [0.25, 0.75, 0.75, 0.75]
+    assert made["calibrated"].to_pylist() == [True] * 4
+    report = from_json(mini.run(mini.deployment.bucket.get(ended.outputs.report_key)))
+    [question] = report["tidemill"]["questions"]
+    assert question["calibration"]["fitted_rows"] == 4
+
+
 class Form(NamedTuple):
     """A table format: how to write one, additional settings of its recipe, and the result."""
 

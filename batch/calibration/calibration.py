@@ -1,0 +1,212 @@
+"""Calibration of a model's decisions: a map for each question, valid for the same settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Self
+
+from .accuracy import Accuracy
+from .answers import CalibrationError, Options
+from .fit import Fit, LogMeans, cross_validated, fit_isotonic, fit_platt
+from .probability_maps import Probabilities, ProbabilityMap, parse_map
+from .report import FEW_GOLD_ROWS, MIN_GOLD_ROWS, report_lines
+
+MAX_GOLD_ROWS: Final = 10_000
+"""Gold rows that are held in memory per question; of more, every second, fourth … is used."""
+
+Method = Literal["batch", "platt", "isotonic"]
+FITS: Final[Mapping[str, Fit]] = {"platt": fit_platt, "isotonic": fit_isotonic}
+
+_OBJECT: Final = "decision.calibration"
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionMap:
+    """A question's map, the method of its fit, and the number of rows that it was fitted on."""
+
+    options: Options
+    method: Method
+    map: ProbabilityMap
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Maps of the questions of a run, and their accuracy on gold rows as `QuestionFit.report`.
+
+    `settings` identify the model and the prompts: a calibration is valid only for equal ones.
+    """
+
+    settings: Mapping[str, Any]
+    questions: tuple[QuestionMap, ...]
+    report: tuple[Mapping[str, Any], ...] = ()
+
+    def check_questions(self, questions: Sequence[Options]) -> None:
+        """Raise CalibrationError for a question that has no map, or other options there."""
+        known = {each.options.name: each.options for each in self.questions}
+        for question in questions:
+            if question.name not in known:
+                raise CalibrationError(
+                    f"the calibration has no question `{question.name}`, only "
+                    f"{', '.join(known) or 'none'}: fit a new one"
+                )
+            if known[question.name] != question:
+                raise CalibrationError(
+                    f"`{question.name}` has other options in the calibration "
+                    f"({', '.join(known[question.name].texts)}): fit a new one"
+                )
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether every question has a map."""
+        return not any("problem" in each for each in self.report)
+
+    @property
+    def reports(self) -> dict[str, Mapping[str, Any]]:
+        """Return the report of each question by name."""
+        return {each["name"]: each for each in self.report}
+
+    def report_lines(self) -> Iterator[str]:
+        """Yield the lines of all reports."""
+        for report in self.report:
+            yield from report_lines(report)
+
+    def of(self, name: str) -> QuestionMap | None:
+        """Return the map of a question; None without one."""
+        return next((each for each in self.questions if each.options.name == name), None)
+
+    def print(self) -> str:
+        """Return the calibration as a JSON document."""
+        value = {
+            "object": _OBJECT,
+            "version": _VERSION,
+            "settings": self.settings,
+            "questions": [
+                {
+                    "name": each.options.name,
+                    "kind": each.options.kind,
+                    "options": [*each.options.texts],
+                    "method": each.method,
+                    "rows": each.num_rows,
+                    "map": each.map.as_json(),
+                }
+                for each in self.questions
+            ],
+            "report": [*self.report],
+        }
+        return json.dumps(value, ensure_ascii=False, indent=2) + "\n"
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Self:
+        """Return the calibration of a JSON document; raises CalibrationError for another one."""
+        try:
+            value = json.loads(text)
+            if (value["object"], value["version"]) == (_OBJECT, _VERSION):
+                return cls(
+                    dict(value["settings"]),
+                    tuple(map(_question_map, value["questions"])),
+                    tuple(value["report"]),
+                )
+            exc: Exception | None = None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            exc = error
+        raise CalibrationError(
+            "it is not a calibration of decisions: pass the .calibration.json of a calibrated table"
+        ) from exc
+
+
+def _question_map(value: Mapping[str, Any]) -> QuestionMap:
+    options = Options(value["name"], value["kind"], tuple(value["options"]))
+    if value["method"] not in {"batch", *FITS}:
+        raise ValueError("an unknown method")
+    found = parse_map(value["map"], len(options.texts))
+    return QuestionMap(options, value["method"], found, value["rows"])
+
+
+class GoldRows:
+    """Probabilities and gold options of a question's rows, in bounded memory.
+
+    If there are more than `MAX_GOLD_ROWS`, every second of them is dropped, as often as needed.
+    """
+
+    def __init__(self, most: int = MAX_GOLD_ROWS) -> None:
+        self.rows: list[Probabilities] = []
+        self.gold: list[int] = []
+        self.num_rows = 0
+        self._most = most
+        self._stride = 1
+
+    def add(self, probabilities: Probabilities, gold: int) -> None:
+        """Add a row."""
+        if self.num_rows % self._stride == 0:
+            self.rows.append(probabilities)
+            self.gold.append(gold)
+            if len(self.rows) > self._most:
+                self.rows, self.gold = self.rows[::2], self.gold[::2]
+                self._stride *= 2
+        self.num_rows += 1
+
+
+class QuestionFit:
+    """The rows of one question, from which its map is fitted and its accuracy measured."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.means = LogMeans(len(options.texts))
+        self.gold = GoldRows()
+
+    def add(self, probabilities: Probabilities, gold: int | None) -> None:
+        """Add a row with its gold option, if it has one."""
+        self.means.add(probabilities)
+        if gold is not None:
+            self.gold.add(probabilities, gold)
+
+    def batch_map(self, prior: Sequence[float]) -> QuestionMap:
+        """Return batch calibration with a prior; raises CalibrationError without rows."""
+        if not self.means.num_rows:
+            raise CalibrationError(f"`{self.options.name}` was answered in no row")
+        found = self.means.batch_map(prior)
+        return QuestionMap(self.options, "batch", found, self.means.num_rows)
+
+    def gold_map(self, method: Literal["platt", "isotonic"]) -> QuestionMap:
+        """Return the map fitted on gold rows; raises CalibrationError if there are too few."""
+        self._check_gold()
+        found = FITS[method](self.gold.rows, self.gold.gold)
+        return QuestionMap(self.options, method, found, len(self.gold.rows))
+
+    def report(self, fitted: QuestionMap, *, is_saved: bool = False) -> dict[str, Any]:
+        """Return the accuracy on gold rows before and after, as a value of JSON.
+
+        A map that was fitted on these rows is fitted again without each fifth of them, and
+        measured on that fifth. A saved map is measured as it is.
+        """
+        rows, gold = self.gold.rows, self.gold.gold
+        value: dict[str, Any] = {
+            "name": self.options.name,
+            "method": fitted.method,
+            "fitted_rows": fitted.num_rows,
+            "gold_rows": self.gold.num_rows,
+            "measured_rows": len(rows),
+        }
+        if len(rows) < MIN_GOLD_ROWS:
+            return value
+        fit = None if is_saved else FITS.get(fitted.method)
+        if fit is None:
+            after = [fitted.map(row) for row in rows]
+        else:
+            after = cross_validated(fit, rows, gold)
+        return {
+            **value,
+            "before": Accuracy.measure(rows, gold).as_json(),
+            "after": Accuracy.measure(after, gold).as_json(),
+        }
+
+    def _check_gold(self) -> None:
+        if (count := len(self.gold.rows)) < MIN_GOLD_ROWS:
+            raise CalibrationError(
+                f"`{self.options.name}` has {count} rows with a gold answer: at least "
+                f"{MIN_GOLD_ROWS} are required, {FEW_GOLD_ROWS} advised"
+            )

@@ -1,0 +1,139 @@
+"""Calibration plan: the keys of a recipe that calibrate the answers of its questions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from ..calibration.answers import CalibrationError, Options, priors_of
+from ..calibration.calibration import Calibration, Method
+from .errors import RecipeError
+from .questions import TableQuestion
+
+
+@dataclass(frozen=True, slots=True)
+class GoldAnswers:
+    """Correct answers from a separate file: options by question and by the row's custom ID."""
+
+    id_column: str
+    answers: Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationPlan:
+    """How the answers of a table are calibrated: by a `saved` calibration, or one fitted on it.
+
+    `priors` has the probabilities of the options by question, `gold` the columns of the correct
+    answers, unless they are in a `gold_file`; these also measure the accuracy of other methods.
+    """
+
+    method: Method | Literal["saved"]
+    priors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    gold: Mapping[str, str] = field(default_factory=dict)
+    saved: Calibration | None = None
+    gold_file: GoldAnswers | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Return the columns that gold answers need."""
+        ids = () if self.gold_file is None else (self.gold_file.id_column,)
+        return tuple(dict.fromkeys((*self.gold.values(), *ids)))
+
+    def has_gold(self, question: str) -> bool:
+        """Return whether a question has gold answers."""
+        return question in (self.gold if self.gold_file is None else self.gold_file.answers)
+
+
+def options_of(question: TableQuestion) -> Options:
+    """Return the options of a question as a calibration names them."""
+    return Options(question.name, question.kind, tuple(each.text for each in question.options))
+
+
+def plan_of(
+    keys: Mapping[str, Any],
+    questions: Sequence[TableQuestion],
+    saved: Calibration | None = None,
+    gold_file: GoldAnswers | None = None,
+) -> CalibrationPlan:
+    """Return the plan of the keys `calibrate`, `prior` and `gold`; raises RecipeError."""
+    if not questions:
+        name = next((name for name in ("calibrate", "prior", "gold") if name in keys), None)
+        shown = "a calibration" if name is None else f"`{name}`"
+        raise RecipeError(f"{shown} needs questions: add `ask`, or omit it")
+    gold = {} if gold_file is not None else _gold_columns(keys.get("gold"), questions)
+    has_gold = bool(gold) or gold_file is not None
+    method = _method(keys, has_gold=has_gold, is_saved=saved is not None)
+    options = [options_of(question) for question in questions]
+    try:
+        if saved is not None:
+            saved.check_questions(options)
+        priors = priors_of(_priors(keys.get("prior")), options) if method == "batch" else {}
+    except CalibrationError as exc:
+        raise RecipeError(str(exc)) from exc
+    return CalibrationPlan(method, priors, gold, saved, gold_file)
+
+
+def _method(keys: Mapping[str, Any], *, has_gold: bool, is_saved: bool) -> Any:
+    method = keys.get("calibrate")
+    if method is not None and method not in get_args(Method):
+        raise RecipeError(
+            f"`calibrate` is {method!r}: it must be one of {', '.join(get_args(Method))}"
+        )
+    if is_saved:
+        odd = next((name for name in ("calibrate", "prior") if name in keys), None)
+        if odd is not None:
+            raise RecipeError(f"a saved calibration cannot be combined with `{odd}`: omit one")
+        return "saved"
+    if method is None and not has_gold:
+        raise RecipeError("`prior` needs `calibrate`: add calibrate = 'batch'")
+    method = method or "platt"
+    if method == "batch" and "prior" not in keys:
+        raise RecipeError(
+            "batch calibration needs a `prior`, since it moves the answers towards it: state the "
+            "expected share of each option, such as prior = '0.3', or prior = 'even'"
+        )
+    if method != "batch" and "prior" in keys:
+        raise RecipeError(f"`prior` is used only by calibrate = 'batch', not by {method!r}")
+    if method != "batch" and not has_gold:
+        raise RecipeError(
+            f"calibrate = {method!r} needs `gold`: name the column of the correct answers"
+        )
+    return method
+
+
+def _gold_columns(given: Any, questions: Sequence[TableQuestion]) -> dict[str, str]:
+    """Return the column of the correct answers by question."""
+    if given is None:
+        return {}
+    names = [question.name for question in questions]
+    if isinstance(given, str):
+        given = [given]
+    if isinstance(given, list):
+        pairs = [_pair(each, names) for each in given]
+        given = dict(pairs)
+        if len(given) < len(pairs):
+            raise RecipeError("`gold` has two columns for one question: remove one")
+    if not isinstance(given, Mapping) or not all(isinstance(each, str) for each in given.values()):
+        raise RecipeError("`gold` must be a column, or a table such as {damaged = 'is_damaged'}")
+    for name in given:
+        if name not in names:
+            raise RecipeError(f"`gold` has {name!r}: it must be one of {', '.join(names)}")
+    return {**given}
+
+
+def _pair(text: Any, names: Sequence[str]) -> tuple[str, str]:
+    name, equals, column = text.partition("=") if isinstance(text, str) else ("", "", "")
+    if equals and name.strip() in names:
+        return name.strip(), column.strip()
+    if len(names) > 1:
+        raise RecipeError(
+            f"`gold` is {text!r}, but there are {len(names)} questions: write QUESTION=COLUMN, "
+            f"with one of {', '.join(names)}"
+        )
+    return names[0], str(text)
+
+
+def _priors(given: Any) -> list[str]:
+    found = [str(each) for each in (given if isinstance(given, list) else [given])]
+    return [] if given is None else found

@@ -1,0 +1,46 @@
+"""Calibration file: the calibration of an output, next to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tidemill.batch.calibration.answers import CalibrationError
+from tidemill.batch.calibration.calibration import Calibration
+from tidemill.batch.table.errors import RecipeError
+from tidemill.batch.table.recipe import Recipe, calibrated_recipe
+
+from ..console.errors import Refused
+from .gold_file import gold_path, read_gold
+
+_SUFFIX: Final = ".calibration.json"
+
+
+def calibration_path(output: Path) -> Path:
+    """Return the path of the calibration that was fitted on an output."""
+    return output.with_name(output.name.removesuffix(output.suffix) + _SUFFIX)
+
+
+def calibrated(recipe: Recipe, keys: Mapping[str, Any], saved: str | None) -> Recipe:
+    """Return a recipe calibrated by its keys, their gold file, or the file of a saved calibration.
+
+    Raises Refused for invalid keys, and BadInput for an invalid gold file.
+    """
+    calibration = None if saved is None else load_calibration(saved)
+    path = gold_path(keys)
+    gold = None if path is None else read_gold(path, recipe.id, recipe.questions)
+    try:
+        return calibrated_recipe(recipe, keys, calibration, gold)
+    except RecipeError as exc:
+        raise Refused(f"the calibration is not valid: {exc}") from exc
+
+
+def load_calibration(path: str) -> Calibration:
+    """Return the calibration in a file; raises Refused for any other file."""
+    try:
+        return Calibration.parse(Path(path).read_bytes())
+    except OSError as exc:
+        raise Refused(f"the calibration {path} cannot be read ({exc.strerror})") from exc
+    except CalibrationError as exc:
+        raise Refused(f"{path} cannot be used: {exc}") from exc

@@ -1,0 +1,104 @@
+"""Calibration of a run: its report, its file next to the output, and the check of a saved one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from tidemill.batch.calibration.calibration import Calibration
+from tidemill.batch.table.calibration_plan import CalibrationPlan
+
+from ..arguments.defaults import MAX_TOKENS, TEMPERATURE
+from ..console.errors import Refused
+from ..console.terminal import log
+from ..files.calibrated_output import calibrate_output
+from ..files.calibration_file import calibration_path, load_calibration
+from ..files.new_file import open_new_file
+from ..files.paths import card_path
+from ..files.recorded_run import recorded_id
+from ..files.row_settings import RowSettings, Settings, describe, differences
+
+_NOT_OF_ANSWERS: Final = frozenset(
+    {"--dialect", "--id", "--served-model-name", MAX_TOKENS, TEMPERATURE}
+)
+
+
+def check_settings(plan: CalibrationPlan, settings: Settings) -> None:
+    """Raise Refused if a run's saved calibration belongs to another model or other questions."""
+    if plan.saved is not None:
+        _check_settings(plan.saved, settings, "this command")
+
+
+def _check_settings(saved: Calibration, settings: Settings | None, name: str) -> None:
+    if not saved.settings or settings is None:
+        log("note: the calibration's model is not compared, because one run card is missing")
+        return
+    found = {
+        flag: pair
+        for flag, pair in differences(saved.settings, settings).items()
+        if flag not in _NOT_OF_ANSWERS
+    }
+    if found:
+        head = f"the calibration has other settings than {name}:"
+        advice = (
+            "Use the same model and questions, or fit a new calibration with --gold or --calibrate "
+            "batch."
+        )
+        raise Refused("\n".join((head, *describe(found, "there", "here"), advice)))
+
+
+def save_calibration(calibration: Calibration, settings: Settings | None, output: Path) -> Path:
+    """Write a calibration with the settings of its rows next to the output; return its path."""
+    path = calibration_path(output)
+    kept = {flag: value for flag, value in (settings or {}).items() if flag not in _NOT_OF_ANSWERS}
+    with open_new_file(str(path)) as file:
+        file.write(replace(calibration, settings=kept).print().encode())
+    return path
+
+
+def calibrate(
+    source: Path,
+    target: Path,
+    keys: Mapping[str, Any],
+    calibration_file: str | None,
+    id_column: str | None = None,
+) -> tuple[Calibration, Path | None]:
+    """Calibrate an output, and save its calibration unless it is a saved one.
+
+    `id_column` has the IDs of a gold file, by default that of the run. Returns the calibration and
+    the path of its new file. Raises Refused for a saved calibration of another model or other
+    questions.
+    """
+    card = _card_of(source)
+    settings = None if card is None else card[1]
+    saved = None if calibration_file is None else load_calibration(calibration_file)
+    if saved is not None:
+        _check_settings(saved, settings, str(source))
+    id_column = id_column or recorded_id(str(source))
+    calibration = calibrate_output(source, target, keys, saved, id_column)
+    if target == source and card is not None:
+        _update_card(card_path(source), card[0], calibration)
+    path = None if saved is not None else save_calibration(calibration, settings, target)
+    return calibration, path
+
+
+def _card_of(output: Path) -> tuple[dict[str, Any], Settings | None] | None:
+    """Return the run card of an output, and the settings of its latest rows; None without one."""
+    try:
+        card: Any = json.loads(card_path(output).read_bytes())
+        rows = RowSettings.parse(card.get("made_with"))
+    except (OSError, ValueError, AttributeError):
+        return None
+    return card, None if rows is None else rows.latest
+
+
+def _update_card(path: Path, card: dict[str, Any], calibration: Calibration) -> None:
+    """Replace the reports of a card's questions."""
+    for question in card.get("questions") or []:
+        if (report := calibration.reports.get(question["name"])) is not None:
+            question["calibration"] = report
+    with open_new_file(str(path)) as file:
+        file.write((json.dumps(card, ensure_ascii=False, indent=2) + "\n").encode())
