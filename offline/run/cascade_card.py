@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..console.terminal import log
+from ..engine.engine import served_names
 from ..files.cascade_files import CascadeFiles, Selection
 from ..files.paths import card_path
 from .cascade_report import PARTS
@@ -105,7 +106,7 @@ def _cascade_of(
     whole["cached_tokens"] = parts["first"]["cached_tokens"] + parts["second"]["cached_tokens"]
     resumed = sum((each.get("rows") or {}).get("kept", 0) for each in (first, second))
     return {
-        "models": [(first.get("model") or {}).get("name"), options.cascade.model],
+        "models": [served_names(options)[0], options.cascade.model],
         "settings": options.cascade.settings,
         "threshold": selection.threshold,
         "gold": selection.gold,
