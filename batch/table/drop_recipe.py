@@ -12,7 +12,7 @@ from .recipe import load_recipe
 MAX_BYTES: Final = 2**16
 _TEXTS: Final = (
     *("url", "prompt", "system", "id", "output", "vectors", "question_layout"),
-    *("calibrate", "prior", "gold"),
+    *("calibrate", "prior", "gold", "escalate"),
 )
 
 

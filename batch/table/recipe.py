@@ -57,6 +57,8 @@ QUESTIONS: Final = ("ask", "questions", "labels")
 """Keys that are replaced together when flags override a file."""
 
 CALIBRATION: Final = ("calibrate", "prior", "gold")
+CASCADE: Final = ("escalate", "escalate_below", "target_accuracy")
+"""Flags of `tidemill run` that are not keys of a recipe."""
 
 MAX_DEPTH: Final = 64
 """Nesting limit of a recipe's values; a JSON schema needs two or three levels per value."""
@@ -97,6 +99,8 @@ class Recipe:
     question_layout: Layout = TABLE_LAYOUT
     permutations: int = 1
     calibration: CalibrationPlan | None = None
+    has_models: bool = False
+    """Whether the output names the model of each row, because a run has two."""
     flags: frozenset[str] | None = None
     """Keys that come from flags of a command, the others from a file; None without a command."""
 
@@ -284,6 +288,11 @@ def _too_deep() -> RecipeError:
 
 def _check_keys(keys: Mapping[str, Any]) -> None:
     for key in keys:
+        if key in CASCADE:
+            raise RecipeError(
+                f"`{key}` is not supported in recipes: pass --escalate to `tidemill run`, because "
+                "a deployment runs one model"
+            )
         if key not in RECIPE_KEYS:
             hint = suggestion(key, RECIPE_KEYS) or (
                 "; put parameters of the request into `params`, and templates into "

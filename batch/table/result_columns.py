@@ -211,12 +211,15 @@ class ResultColumns:
             raise RecipeError(
                 f"{recipe.route.name} does not support tables: send its requests in a JSONL file"
             )
-        return [*fields, pa.field("usage", USAGE), pa.field("error", pa.string())]
+        fields += [pa.field("usage", USAGE), pa.field("error", pa.string())]
+        return [*fields, pa.field("model", pa.string())] if recipe.has_models else fields
 
     def _columns(
         self, bodies: Sequence[Mapping[str, Any] | None], vectors: Sequence[list[bytes]]
     ) -> dict[str, pa.Array]:
         columns = {"usage": pa.array([_usage(body) for body in bodies], USAGE)}
+        if self._recipe.has_models:
+            columns["model"] = pa.array([body and body.get("model") for body in bodies])
         for field in self._fields:
             match field.name:
                 case "embedding" if self._recipe.route is EMBEDDINGS:

@@ -48,17 +48,22 @@ def fit_calibration(
 def _add_rows(
     fit: QuestionFit, batch: pa.RecordBatch, question: TableQuestion, plan: CalibrationPlan
 ) -> None:
-    answers: Sequence[int | None] = [None] * batch.num_rows
-    if plan.gold_file is not None:
-        known = plan.gold_file.answers.get(question.name, {})
-        answers = [
-            known.get(str(cell)) for cell in cells_of(batch.column(plan.gold_file.id_column))
-        ]
-    elif (gold := plan.gold.get(question.name)) is not None:
-        answers = list(map(fit.options.index, cells_of(batch.column(gold))))
+    answers = gold_answers(plan, question, batch)
     for row, answer in zip(raw_rows(question, batch), answers, strict=True):
         if row is not None:
             fit.add(row, answer)
+
+
+def gold_answers(
+    plan: CalibrationPlan, question: TableQuestion, batch: pa.RecordBatch
+) -> Sequence[int | None]:
+    """Return the index of the correct option of each row; None if it is unknown."""
+    if plan.gold_file is not None:
+        known = plan.gold_file.answers.get(question.name, {})
+        return [known.get(str(cell)) for cell in cells_of(batch.column(plan.gold_file.id_column))]
+    if (gold := plan.gold.get(question.name)) is not None:
+        return list(map(options_of(question).index, cells_of(batch.column(gold))))
+    return [None] * batch.num_rows
 
 
 def raw_rows(question: TableQuestion, batch: pa.RecordBatch) -> list[Probabilities | None]:

@@ -22,11 +22,16 @@ def command(arguments: argparse.Namespace) -> int:
     is_output_named = arguments.output_file is not None
     options = options_from(arguments)
     require_engine("a run", options.model)
-    # Imported late: JSON libraries would slow down `--help`.
-    from tidemill.offline.run.job import run_job
-
     load = partial(load_engine, weights_cache=options.weights_cache)
-    status = run_job(options, load=load, has_guard=True)
+    # Imported late: JSON libraries would slow down `--help`.
+    if options.cascade is None:
+        from tidemill.offline.run.job import run_job
+
+        status = run_job(options, load=load, has_guard=True)
+    else:
+        from tidemill.offline.run.cascade import run_cascade
+
+        status = run_cascade(options, load=load, has_guard=True)
     if (
         status in {0, ROWS_FAILED, OVER_LIMIT}
         and not is_output_named

@@ -292,18 +292,18 @@ def _image_limits(options: EngineOptions) -> ImageLimits:
     return ImageLimits(**{name: value for name, value in given.items() if value is not None})
 
 
-def check_model(model: str) -> None:
-    """Raise Refused for an invalid `--model`, before model libraries are imported."""
+def check_model(model: str, flag: str = "--model") -> None:
+    """Raise Refused for an invalid value of a model's flag, before model libraries are imported."""
     path = Path(model)
     is_gguf = model.lower().endswith(".gguf")
     if is_gguf and "://" not in model and not path.is_file():
-        raise Refused(f"--model {model}: file not found")
+        raise Refused(f"{flag} {model}: file not found")
     if path.is_file() and not is_gguf:
-        raise Refused(f"--model {model} is a file: pass its folder instead")
+        raise Refused(f"{flag} {model} is a file: pass its folder instead")
     # Hub IDs are `name` or `owner/name`.
     is_path = model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1
     if is_path and "://" not in model and not path.exists():
-        raise Refused(f"--model {model}: folder not found")
+        raise Refused(f"{flag} {model}: folder not found")
 
 
 def served_names(options: EngineOptions) -> tuple[str, ...]:

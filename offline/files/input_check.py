@@ -16,7 +16,7 @@ from tidemill.batch.file.unknown_parameters import UnknownParameters, sentences
 from tidemill.protocol.errors import ModelNotFound, RequestError
 from tidemill.protocol.names import own_names
 from tidemill.protocol.requests import check_request
-from tidemill.protocol.routes import ENDPOINTS
+from tidemill.protocol.routes import DECISIONS, ENDPOINTS, SYSTEM_ONE
 
 from ..arguments.defaults import Defaults
 from ..console.error_summary import ErrorSummary, sentences_by_line
@@ -26,6 +26,7 @@ from ..plan.line_index import LineIndex
 from .input_file import InputFile, LineSpan
 
 MAX_NAMED = 100
+DECISION_URLS = (DECISIONS.name, SYSTEM_ONE.name)
 
 _NO_DEFAULTS = Defaults()
 _MAX_NAMED_DUPLICATES = 5
@@ -220,6 +221,16 @@ def refuse_hopeless(report: InputReport) -> None:
             )
         )
     )
+
+
+def refuse_other_requests(report: InputReport) -> None:
+    """Raise BadInput if a cascade has requests other than decisions."""
+    other = next((url for url, _ in report.kinds if url not in DECISION_URLS), None)
+    if other is not None:
+        raise BadInput(
+            f"{report.name} has requests for {other}, but --escalate needs questions to decide: "
+            f"use only {' and '.join(DECISION_URLS)}. Nothing was run"
+        )
 
 
 def warn_of_failing(report: InputReport) -> None:

@@ -46,7 +46,7 @@ class RecordedRun:
         is_of_table = table != whole and format_of(table) is not None
         output = table if is_of_table else whole
         number = None if shard is None else f"{shard[1]}/{shard[2]}"
-        card = _card_of(Path(output if is_of_table else rows))
+        card = card_of_output(Path(output if is_of_table else rows))
         if card is None:
             is_table = is_of_table or format_of(output) not in {None, "jsonl"}
             return cls(output, shard=number, is_table=is_table)
@@ -76,12 +76,12 @@ class RecordedRun:
 
 def recorded_id(output: str) -> str | None:
     """Return the column of custom IDs of a result table, from its run card; None if unknown."""
-    recipe = (_card_of(Path(output)) or {}).get("recipe")
+    recipe = (card_of_output(Path(output)) or {}).get("recipe")
     found = recipe.get("id") if isinstance(recipe, Mapping) else None
     return found if isinstance(found, str) else None
 
 
-def _card_of(output: Path) -> Mapping[str, Any] | None:
+def card_of_output(output: Path) -> Mapping[str, Any] | None:
     """Return the card of an output; None without a readable one."""
     try:
         card: Any = json.loads(card_path(output).read_bytes())
@@ -120,7 +120,7 @@ def _output_next_to(name: str) -> str | None:
     path = Path(name)
     stem = path.name.removesuffix(".gz").removesuffix(path.suffix)
     for output in sorted(path.parent.glob(f"{stem}.output.*")):
-        card = None if output.suffix == ".md" else _card_of(output)
+        card = None if output.suffix == ".md" else card_of_output(output)
         if card is not None and Path(card["input"]).name == path.name:
             return str(output)
     return None

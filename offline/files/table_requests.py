@@ -43,11 +43,25 @@ def open_requests(
 
     `output_format` is the format of the result table; None if none is written.
     """
-    if dataset is None:
-        table = TableInput.open(name, recipe, tmp_dir=tmp_dir, delays=delays, stack=stack)
-    else:
-        table = TableInput.of_tables(name, recipe, [open_dataset(name, dataset)])
+    table = open_table_input(
+        name, recipe, tmp_dir=tmp_dir, delays=delays, dataset=dataset, stack=stack
+    )
     return _render(table, output_format, tmp_dir, max_line_bytes, stack)
+
+
+def open_table_input(
+    name: str,
+    recipe: Recipe,
+    *,
+    tmp_dir: Path | None,
+    delays: tuple[float, ...] = RETRY_DELAYS_SECONDS,
+    dataset: DatasetId | None,
+    stack: ExitStack,
+) -> TableInput:
+    """Open a table, or a dataset of the hub; raises BadInput."""
+    if dataset is None:
+        return TableInput.open(name, recipe, tmp_dir=tmp_dir, delays=delays, stack=stack)
+    return TableInput.of_tables(name, recipe, [open_dataset(name, dataset)])
 
 
 def _render(

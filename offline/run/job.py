@@ -41,6 +41,7 @@ from ..files.input_check import (
     InputReport,
     refuse_bad_lines,
     refuse_hopeless,
+    refuse_other_requests,
     refuse_repeated_ids,
     warn_of_defaults,
     warn_of_duplicates,
@@ -211,7 +212,7 @@ def _run_job(
 
 def _options_of_rows(options: RunOptions) -> RunOptions | None:
     """Return the options with a file of rows as output; None for a complete table."""
-    if options.table is None:
+    if options.table is None or options.stage is not None:
         return options
     # Imports for tables are late, here and below: pyarrow is slow to load.
     from .table_run import with_rows_file
@@ -300,7 +301,7 @@ def _finish(run: Run, files: OutputFiles, tally: Tally) -> str | None:
     with run.adding_resume_hint():
         run.writer.finish()
         tally.truncated = run.writer.num_truncated
-        if requests.table is not None:
+        if requests.table is not None and run.options.stage is None:
             from .table_run import finish_table
 
             finish_table(run.options, requests.table, tally, run.record.rows.latest)
@@ -348,9 +349,13 @@ def _check_resume(options: RunOptions) -> None:
 
 def _refuse_or_warn(report: InputReport, options: RunOptions) -> None:
     """Warn about lines that get an error row; raises BadInput if none can run."""
+    if options.stage == "second":
+        return  # the first model's run has checked these lines
     if options.on_invalid_line == "fail":
         refuse_bad_lines(report)
     refuse_hopeless(report)
+    if options.stage == "first":
+        refuse_other_requests(report)
     if report.requests.form.is_table:
         refuse_repeated_ids(report)
     warn_of_unknown_parameters(report, is_strict=options.strict_parameters)

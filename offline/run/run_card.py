@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _NOT_SETTINGS = frozenset(
     {
         *("input_file", "output_file", "error_file", "output_tmp_dir", "weights_cache", "table"),
+        *("cascade", "stage"),
         *("model", "enable_metrics", "host", "port", "price_per_hour", "no_card", "shard"),
         *("card_markdown", "typed_flags", "force"),
         *("resume", "retry_failed", "retry_truncated", "allow_other_settings"),
@@ -54,7 +55,7 @@ def _write_card(run: Run, files: OutputFiles, tally: Tally) -> bool:
     options = run.options
     if options.no_card or not isinstance(files.output, LocalFile):
         return False
-    target = files.output.path if options.table is None else options.table.output
+    target = options.target
     has_run = not options.resume or tally.answered or tally.reused or run.record.is_pending
     path = card_path(target)
     if not has_run and path.exists():
@@ -68,6 +69,8 @@ def _write_card(run: Run, files: OutputFiles, tally: Tally) -> bool:
     markdown = path.with_suffix(".md")
     if options.card_markdown:
         markdown.write_text(as_markdown(card), encoding="utf-8")
+    if options.stage is not None:
+        return True
     log(f"the run card is {path}" + (f" and {markdown}" if options.card_markdown else ""))
     return True
 
@@ -139,6 +142,10 @@ def as_markdown(card: Mapping[str, Any]) -> str:
         from .question_report import question_lines  # late: few runs have questions
 
         parts += question_lines(card["questions"], card["recipe"])
+    if (cascade := card.get("cascade")) is not None:
+        from .cascade_report import report_lines  # late: few runs are cascades
+
+        parts += ["\n## Cascade\n```", *report_lines(cascade), "```"]
     for name in ("settings", "recipe"):
         if card[name]:
             text = json.dumps(card[name], ensure_ascii=False, indent=2, default=str)

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..arguments.argument_types import port_number, positive_int, positive_number, size_in_bytes
 from ..arguments.calibration_flags import add_saved_calibration_flag
+from ..arguments.cascade_flags import add_cascade_flags, cascade_of
 from ..arguments.dataset_id import add_dataset_flags
 from ..arguments.default_flags import add_default_flags, defaults_of
 from ..arguments.parser import Parser
@@ -66,6 +67,7 @@ def add_run_parser(
     _add_limit_flags(parser.add_argument_group("limits of the run"))
     add_recipe_flags(parser)
     add_saved_calibration_flag(parser.add_argument_group("decisions"))
+    add_cascade_flags(parser.add_argument_group("cascades of two models"))
     add_dataset_flags(parser)
     add_default_flags(parser.add_argument_group("defaults for lines that do not set them"))
     add_engine_flags(parser)
@@ -234,6 +236,7 @@ def options_from(arguments: argparse.Namespace) -> RunOptions:
                 arguments.shard, *names, arguments.error_file
             )
     arguments.defaults = defaults_of(arguments)
+    arguments.cascade, arguments.stage = cascade_of(arguments), None
     arguments.typed_flags = repeated_flags(arguments.typed, arguments.files)
     given = {field.name: getattr(arguments, field.name) for field in fields(RunOptions)}
     return RunOptions(**given | engine_fields(arguments))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..arguments.argument_types import S3Folder
+from ..arguments.cascade_flags import CascadeOptions
 from ..arguments.defaults import Defaults
 from ..console.errors import Refused
 from ..engine.data_parallel import DataParallelSize
@@ -20,7 +21,8 @@ from .reuse_flags import check_reuse
 class RunOptions(EngineOptions):
     """Options of a run and its engine. Sizes are bytes; None means the default.
 
-    `typed_flags` are the words that a retry repeats.
+    `typed_flags` are the words that a retry repeats. A `stage` of a cascade writes only the rows of
+    one model, and its own card, to `output_file`.
     """
 
     input_file: str
@@ -48,6 +50,8 @@ class RunOptions(EngineOptions):
     price_per_hour: float | None = None
     defaults: Defaults = field(default_factory=Defaults)
     table: TableOptions | None = None
+    cascade: CascadeOptions | None = None
+    stage: Literal["first", "second"] | None = None
     data_parallel_size: DataParallelSize = None
     no_card: bool = False
     card_markdown: bool = False
@@ -59,6 +63,13 @@ class RunOptions(EngineOptions):
     def __post_init__(self) -> None:
         """Raise Refused for flags that require `--reuse` without it."""
         check_reuse(self.reuse, self.reuse_max_size, sampled=self.reuse_sampled)
+
+    @property
+    def target(self) -> Path:
+        """Return the path of the rows, or of the table that is made of them."""
+        if self.table is None or self.stage is not None:
+            return Path(self.output_file)
+        return self.table.output
 
     @property
     def seconds_limit(self) -> float | None:

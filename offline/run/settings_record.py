@@ -156,13 +156,13 @@ class SettingsRecord:
         if not (names := [name for name in found if is_of_recipe(name)]):
             return exc
         if (recipe_file := self._recipe_file_of_rows()) is not None:
-            again = shlex.join(["tidemill", "retry", str(_output_of(self.options))])
+            again = shlex.join(["tidemill", "retry", str(self.options.target)])
             return BadInput(
-                f"the rows of {_output_of(self.options)} were made with a recipe file, whose "
+                f"the rows of {self.options.target} were made with a recipe file, whose "
                 f"prompt --prompt cannot replace: edit {recipe_file} and run `{again}`"
             )
         return BadInput(
-            f"the rows of {_output_of(self.options)} have another recipe ({', '.join(names)}), so "
+            f"the rows of {self.options.target} have another recipe ({', '.join(names)}), so "
             "they cannot be kept: pass that recipe, or start over with --force without --resume"
         )
 
@@ -218,7 +218,7 @@ def check_complete(options: RunOptions, config: EngineConfig, template: str | No
     from ..files.table_output import count_failed_rows
     from .table_run import rows_path
 
-    table = _output_of(options)
+    table = options.target
     kind = "failed or truncated row" if options.retry_truncated else "failed row"
     is_retry = options.retry_failed or options.retry_truncated
     num_failed = count_failed_rows(table, or_truncated=options.retry_truncated) if is_retry else 0
@@ -263,7 +263,7 @@ def _of_mark(output: Path) -> RowSettings | None:
 
 def card_settings(options: RunOptions) -> RowSettings | None:
     """Return the settings in the run card of an output; None without one."""
-    target = _output_of(options)
+    target = options.target
     try:
         card: Any = json.loads(card_path(target).read_bytes())
         shard = None if options.shard is None else str(options.shard)
@@ -273,10 +273,6 @@ def card_settings(options: RunOptions) -> RowSettings | None:
         return RowSettings.parse(card.get("made_with"))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _output_of(options: RunOptions) -> Path:
-    return Path(options.output_file) if options.table is None else options.table.output
 
 
 def _refusal(options: RunOptions, found: Differences) -> str:
@@ -289,5 +285,5 @@ def _refusal(options: RunOptions, found: Differences) -> str:
         ways.append(
             "To keep the rows and run the rest with new settings, pass --allow-other-settings."
         )
-    head = f"the rows of {_output_of(options)} have other settings than this command:"
+    head = f"the rows of {options.target} have other settings than this command:"
     return "\n".join((head, *describe(found), " ".join(ways)))

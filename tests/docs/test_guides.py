@@ -76,6 +76,7 @@ class Models(NamedTuple):
     vectors: str
     reranker: str
     speech: str
+    second: str
 
     def replacing(self, name: str) -> str:
         """Return the folder for the name of a model."""
@@ -85,6 +86,7 @@ class Models(NamedTuple):
             "openai/whisper-large-v3-turbo": self.speech,
             TRANSCRIBER: self.speech,
             "out/reranker": self.reranker,
+            "Qwen/Qwen2.5-Coder-0.5B-Instruct": self.second,
         }
         return kinds.get(name, self.chat)
 
@@ -108,10 +110,14 @@ class Shared:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    """Return the demo models; the reranker is assembled."""
+    """Return the demo models; the reranker is assembled, and the second chat model is a copy."""
     reranker = tmp_path_factory.mktemp("models") / "reranker"
     assemble(reranker)
-    return Models(str(demo.MODEL_PATH), str(base_path()), str(reranker), str(demo.SPEECH_PATH))
+    second = shutil.copytree(demo.MODEL_PATH, reranker.with_name("second"))
+    return Models(
+        *(str(demo.MODEL_PATH), str(base_path()), str(reranker), str(demo.SPEECH_PATH)),
+        str(second),
+    )
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,223 @@
+"""Rows of a cascade: the selection of the escalated ones, and the merge of both models' rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field, replace
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Self
+
+from tidemill.batch.calibration.threshold import GoldRow, find_threshold
+
+from ..files.cascade_files import CascadeFiles, Selection
+from ..files.decided_rows import DecidedRow, read_decided
+from ..files.new_file import open_new_file
+from .inputs import open_input
+from .run_options import RunOptions
+
+if TYPE_CHECKING:
+    from tidemill.batch.table.recipe import Recipe
+
+    from ..files.table_input import TableInput
+
+Gold = Mapping[str, int]
+"""The index of the correct option by question, for the questions whose answer is known."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Rows of one model, with the tokens of their requests and their answers on gold rows.
+
+    `right` and `gold` count answers by question.
+    """
+
+    rows: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    right: dict[str, int] = field(default_factory=dict)
+    gold: dict[str, int] = field(default_factory=dict)
+
+    def add(self, row: DecidedRow, gold: Gold, recipe: Recipe | None) -> None:
+        """Count a row."""
+        self.rows += 1
+        if row.body is None:
+            self.failed += 1
+            return
+        usage = row.body.get("usage") or {}
+        self.prompt_tokens += usage.get("input_tokens") or 0
+        self.cached_tokens += (usage.get("input_tokens_details") or {}).get("cached_tokens") or 0
+        for name, is_right in _are_right(row, gold, recipe).items():
+            self.gold[name] = self.gold.get(name, 0) + 1
+            self.right[name] = self.right.get(name, 0) + is_right
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the counts, with the accuracy by question."""
+        accuracy = {
+            name: {"gold_rows": count, "accuracy": self.right[name] / count}
+            for name, count in self.gold.items()
+        }
+        return {
+            "rows": self.rows,
+            "failed": self.failed,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "accuracy": accuracy,
+        }
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """Outcomes of the first model for all rows and for the escalated ones, and of the others."""
+
+    first: Outcome = field(default_factory=Outcome)
+    first_escalated: Outcome = field(default_factory=Outcome)
+    second: Outcome = field(default_factory=Outcome)
+    cascade: Outcome = field(default_factory=Outcome)
+    questions: list[dict[str, Any]] = field(default_factory=list)
+
+
+class _OpenTable:
+    """A table with gold answers, or nothing for a file of requests."""
+
+    def __init__(self, table: TableInput | None) -> None:
+        self.table = table
+        self.recipe = None if table is None else table.recipe
+
+    @classmethod
+    def of(cls, options: RunOptions, stack: ExitStack) -> Self:
+        """Open the table of a run again."""
+        if options.table is None:
+            return cls(None)
+        from ..files.table_requests import open_table_input  # late: pyarrow is slow to load
+
+        table = open_table_input(
+            options.input_file,
+            options.table.recipe,
+            tmp_dir=options.output_tmp_dir,
+            dataset=options.table.dataset,
+            stack=stack,
+        )
+        return cls(table)
+
+    def gold(self) -> Iterator[Gold]:
+        """Yield the gold answers of each row, without end if there are none."""
+        plan = None if self.recipe is None else self.recipe.calibration
+        if self.table is None or self.recipe is None or plan is None:
+            yield from repeat({})
+            return
+        from tidemill.batch.table.table_calibration import gold_answers
+
+        for batch in self.table.batches(plan.columns):
+            columns = [gold_answers(plan, each, batch) for each in self.recipe.questions]
+            for answers in zip(*columns, strict=True):
+                yield {
+                    question.name: answer
+                    for question, answer in zip(self.recipe.questions, answers, strict=True)
+                    if answer is not None
+                }
+
+
+def select(options: RunOptions, files: CascadeFiles) -> Selection:
+    """Write the requests of the rows of which the first model is least sure.
+
+    Blank lines keep the requests' line numbers, and so the IDs of their rows. The file has the
+    input's time, so that a resumed run writes the same rows.
+    """
+    assert options.cascade is not None
+    threshold, gold = options.cascade.below, None
+    num_rows = num_escalated = last = 0
+    with ExitStack() as stack:
+        if options.cascade.target_accuracy is not None:
+            found = find_threshold([*_gold_rows(options, files)], options.cascade.target_accuracy)
+            threshold, gold = found.value, asdict(found)
+        requests = open_input(options, stack)
+        out = stack.enter_context(open_new_file(str(files.requests)))
+        rows = stack.enter_context(closing(read_decided(files.first)))
+        for raw, row in zip(requests.lines(), rows, strict=True):
+            num_rows += 1
+            if row.is_below(threshold):
+                num_escalated += 1
+                out.write(b"\n" * (raw.number - last - 1) + raw.data + b"\n")
+                last = raw.number
+    created = requests.source.created
+    os.utime(files.requests, (created, created))
+    return Selection(threshold, num_rows, num_escalated, gold)
+
+
+def _gold_rows(options: RunOptions, files: CascadeFiles) -> Iterator[GoldRow]:
+    """Yield the rows that the first model answered and whose answers are known."""
+    with ExitStack() as stack:
+        opened = _OpenTable.of(options, stack)
+        rows = stack.enter_context(closing(read_decided(files.first)))
+        for row, gold in zip(rows, opened.gold(), strict=False):
+            if row.body is not None and gold:
+                right = _are_right(row, gold, opened.recipe)
+                yield GoldRow(row.confidence, sum(right.values()), len(right))
+
+
+def _are_right(row: DecidedRow, gold: Gold, recipe: Recipe | None) -> dict[str, bool]:
+    """Return whether each answer that is known is right."""
+    if recipe is None or row.body is None or not gold:
+        return {}
+    from tidemill.batch.table.questions import probabilities_of, winner_of
+
+    found = {}
+    for question, answer in zip(recipe.questions, row.body["answers"], strict=True):
+        shares = probabilities_of(question, answer)
+        if question.name in gold and shares is not None:
+            found[question.name] = winner_of(shares) == gold[question.name]
+    return found
+
+
+def merge(options: RunOptions, files: CascadeFiles, selection: Selection) -> Outcomes:
+    """Write the output: the second model's rows for the escalated requests, the first's for others.
+
+    The output is replaced when it is complete.
+    """
+    outcomes = Outcomes()
+    target = options.target if options.table is None else files.merged
+    with ExitStack() as stack:
+        opened = _OpenTable.of(options, stack)
+        with open_new_file(str(target)) as out:
+            for row in _merged(options, files, selection, outcomes, opened):
+                out.write(row.data)
+        if opened.table is not None and options.table is not None:
+            from ..files.table_output import write_table
+
+            table = replace(opened.table, recipe=uncalibrated(opened.table.recipe))
+            columns = write_table(
+                table, files.merged, options.table.output, options.table.output_format
+            )
+            outcomes.questions = columns.summaries()
+    return outcomes
+
+
+def _merged(
+    options: RunOptions,
+    files: CascadeFiles,
+    selection: Selection,
+    outcomes: Outcomes,
+    opened: _OpenTable,
+) -> Iterator[DecidedRow]:
+    """Yield one row for each request, and count the rows of both models."""
+    assert options.cascade is not None
+    model, recipe = options.cascade.model, opened.recipe
+    seconds = read_decided(files.second) if selection.num_escalated else iter(())
+    for row, gold in zip(read_decided(files.first), opened.gold(), strict=False):
+        outcomes.first.add(row, gold, recipe)
+        result = row
+        if row.is_below(selection.threshold):
+            result = next(seconds).with_model(model)
+            outcomes.first_escalated.add(row, gold, recipe)
+            outcomes.second.add(result, gold, recipe)
+        outcomes.cascade.add(result, gold, recipe)
+        yield result
+
+
+def uncalibrated(recipe: Recipe) -> Recipe:
+    """Return the recipe without a calibration: its gold answers only measure the accuracy."""
+    questions = tuple(replace(each, is_calibrated=False) for each in recipe.questions)
+    return replace(recipe, questions=questions, calibration=None)
