@@ -132,6 +132,13 @@ class LinearFactory:
         embed: Embedding | None = getattr(linear, "embed", None) if head is None else None
         return embed or partial(functional.embedding, weight=embedding), linear
 
+    def rows_of(self, linear: Linear) -> Embedding | None:
+        """Return a lookup of a layer's rows of weights, if they are stored as numbers."""
+        lookup: Embedding | None = getattr(linear, "embed", None)
+        if lookup is None and isinstance(linear, partial) and linear.func is functional.linear:
+            lookup = partial(functional.embedding, weight=linear.keywords["weight"])
+        return lookup
+
     def make_gated(self, weight: Matrix, bias: Tensor | None, gate: Gate) -> Linear:
         """Return x · weightᵀ + bias with its halves gated: `weight [2·O, I]`, `bias [2·O]`."""
 

@@ -39,6 +39,7 @@ class StepLogprobs:
         self._scheduler, self._table = scheduler, scheduler.table
         table = self._table
         self._sampled = np.flatnonzero(table.logprobs[plan.sampled] >= 0)  # of plan.sampled
+        self._rows = plan.sampled_rows[self._sampled]
         self._slots = plan.sampled[self._sampled].tolist()
         sequences = [table.sequence(slot) for slot in self._slots]
         self._records = [one.logprobs for one in sequences]
@@ -61,7 +62,7 @@ class StepLogprobs:
         """
         scored = []
         if self._slots:
-            scored += self._score_sampled(wanted, sampled_ids)
+            scored += self._score_sampled(logits, wanted, sampled_ids)
         if self._prompts:
             scored += self._score_prompts(logits)
         return scored
@@ -75,7 +76,9 @@ class StepLogprobs:
         if self._prompts:
             self._keep_prompts(*arrived[num_sampled_arrays:])
 
-    def _score_sampled(self, logits: Tensor, sampled_ids: Tensor) -> list[Tensor]:
+    def _score_sampled(
+        self, all_logits: StepLogits, logits: Tensor, sampled_ids: Tensor
+    ) -> list[Tensor]:
         """Return ids and scores of sampled tokens, and of the tokens that requests name."""
         token_ids = sampled_ids[to_device(self._sampled, logits.device)]
         num_top = int(self._table.logprobs[self._slots].max())
@@ -90,7 +93,9 @@ class StepLogprobs:
         )
         # Log-probabilities differ by as much as the logits do.
         chosen = logits[rows, token_ids[index]].float()
-        named_logprobs = scores.logprobs[index] + logits[rows, named].float() - chosen
+        own = all_logits.exact(self._rows[owners], named)
+        own = logits[rows, named].float() if own is None else own
+        named_logprobs = scores.logprobs[index] + own - chosen
         return [token_ids, *scores, named_logprobs]
 
     def _score_prompts(self, logits: StepLogits) -> list[Tensor]:

@@ -211,10 +211,11 @@ class Runner:
             step = self._ids.fill_ids(step, are_known=are_known)
         self._attention.prepare(step)
         network = self._model.network
-        if plan.is_scored.any() and self._model.has_head:
+        keeps_states = plan.is_scored.any() or self._table.names_tokens[plan.sampled].any()
+        if keeps_states and self._model.has_head:
             assert isinstance(network, NetworkWithHead)
             hidden = network.hidden_states(step, self._attention)
-            return StepLogits(hidden, network.compute_logits)
+            return StepLogits(hidden, network.compute_logits, network.compute_exact_logits)
         return StepLogits(network.forward(step, self._attention))
 
     @torch.inference_mode()

@@ -19,10 +19,14 @@ class StepLogits:
     """
 
     def __init__(
-        self, states: Tensor, compute_logits: Callable[[Tensor], Tensor] | None = None
+        self,
+        states: Tensor,
+        compute_logits: Callable[[Tensor], Tensor] | None = None,
+        compute_exact_logits: Callable[[Tensor, Tensor], Tensor | None] | None = None,
     ) -> None:
         self._states = states  # [N, H] or [N, V]
         self._compute_logits = compute_logits
+        self._compute_exact_logits = compute_exact_logits
 
     @property
     def device(self) -> torch.device:
@@ -35,3 +39,13 @@ class StepLogits:
         is_all = len(rows) == len(self._states)  # no row is requested twice
         states = self._states if is_all else self._states[to_device(rows, self.device)]
         return states if self._compute_logits is None else self._compute_logits(states)
+
+    @torch.inference_mode()
+    def exact(self, rows: NDArray[np.int64], token_ids: Tensor) -> Tensor | None:
+        """Return the logit `[M]` of one token in each of some rows, in fp32; None if unknown.
+
+        Logits of a bf16 model are rounded to 8 bits, which is too coarse to compare a few tokens.
+        """
+        if self._compute_exact_logits is None or self._states.dtype == torch.float32:
+            return None
+        return self._compute_exact_logits(self._states[to_device(rows, self.device)], token_ids)

@@ -329,11 +329,9 @@ class _ParallelNetwork:
 
     def __init__(self, own: NetworkWithHead, leader: Leader, number: int) -> None:
         self._own, self._leader, self._number = own, leader, number
-        self.needs_torch, self.hidden_states, self.compute_logits = (
-            own.needs_torch,
-            own.hidden_states,
-            own.compute_logits,
-        )
+        self.needs_torch, self.hidden_states = own.needs_torch, own.hidden_states
+        self.compute_logits = own.compute_logits
+        self.compute_exact_logits = own.compute_exact_logits
 
     @property
     def num_layers_started(self) -> int:

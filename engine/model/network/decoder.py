@@ -77,10 +77,14 @@ class Decoder:
         maker = LayerMaker(*parts, device=device)
         self._embed: Embedding = partial(functional.embedding, weight=embedding)
         self._head: Linear | None = None
+        self._head_rows: Embedding | None = None
         if has_head:
+            bias = maker.vector("lm_head_bias")
             self._embed, self._head = linear_factory.make_head(
-                embedding, weights.pop("lm_head", None), maker.vector("lm_head_bias")
+                embedding, weights.pop("lm_head", None), bias
             )
+            if self._communicator is None and bias is None:
+                self._head_rows = linear_factory.rows_of(self._head)
         self._positions = maker.vector("embed_positions")
 
         def make(index: int) -> DecoderLayer:
@@ -119,6 +123,18 @@ class Decoder:
         if self._communicator is None:
             return logits
         return self._communicator.gather(logits, self._vocab_size)
+
+    def compute_exact_logits(self, hidden: Tensor, token_ids: Tensor) -> Tensor | None:
+        """Return the logit `[M]` of one token after each state `[M, H]`, in fp32.
+
+        None if the head's weights are quantised, sharded or have a bias.
+        """
+        if self._head_rows is None:
+            return None
+        logits = (hidden.float() * self._head_rows(token_ids).float()).sum(1)
+        logits *= self._model.logit_scale
+        softcap = self._model.logit_softcap
+        return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
     def forward_layerwise(self, steps: Sequence[Step], attention: AttentionBackend) -> list[Tensor]:
         """Run steps, all of them through a layer before the next is built → logits of each.

@@ -47,6 +47,9 @@ class NetworkWithHead(Network, Protocol):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return the logits `[N, V]` of the last hidden states `[N, H]`."""
 
+    def compute_exact_logits(self, hidden: Tensor, token_ids: Tensor) -> Tensor | None:
+        """Return the logit `[M]` of one token after each state `[M, H]` in fp32, if possible."""
+
 
 class VisionTower(Protocol):
     """Vision encoder's network: computes image embeddings that replace those of tokens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterator
 from contextlib import closing
@@ -86,3 +87,14 @@ async def test_a_decision_is_the_sum_over_all_paths_of_generative_scoring(
         expected = [share / mass for share in of_options][: len(shares)]
         assert shares == pytest.approx(expected, abs=1e-5)
         assert reply.body["diagnostics"][number]["label_mass"] == pytest.approx(mass, rel=1e-4)
+
+
+def test_probabilities_of_a_bf16_model_are_finer_than_its_logits() -> None:
+    """Logits of labels are computed in fp32: bf16 has steps of 1/16 or more above 8."""
+    config = EngineConfig(str(demo.MODEL_PATH), dtype="bfloat16", max_num_seqs=8)
+    with closing(load_served(config, served_names=("m",), chat_template=None)) as served:
+        reply = asyncio.run(served.respond("/v1/decisions", BODY, "req_1", 1))
+    [_, choice, _] = reply.body["answers"]
+    first, second, third = (each["probability"] for each in choice["probabilities"])
+    odds = [math.log(first / second), math.log(first / third), math.log(second / third)]
+    assert not any((64 * each).is_integer() for each in (round(one, 9) for one in odds))
