@@ -24,6 +24,11 @@ _46M = {
     "num_key_value_heads": 4,
     "head_dim": 64,
 }
+# Words around questions, of ours and of vLLM's, which real vocabularies have as one token each.
+WRAPPING = (
+    "Question Question: Input: Answer Answer: only with one letter: Y for yes or N for no. "
+    "to question Is it true that Reply with yes or no only."
+)
 SHAPES: dict[str, dict[str, Any]] = {
     # 46.1M parameters, 8.4M of them the tied embedding.
     "46m": {**_46M, "vocab_size": 16_384},
@@ -124,7 +129,7 @@ def make_tokenizer(folder: Path, vocab_size: int) -> None:
     )
     everything = words(NUM_WORDS)
     common = everything[:NUM_COMMON_WORDS] * COMMON_TIMES
-    seen = ["user\nassistant\nsystem\nyes\nno\n"] * COMMON_TIMES + [
+    seen = [f"user\nassistant\nsystem\nyes\nno\n{WRAPPING}\n"] * COMMON_TIMES + [
         " " + word for word in common + everything
     ]
     tokenizer.train_from_iterator(seen, trainer)

@@ -3,10 +3,10 @@
     python -m bench.decisions.questions out/bench/46m [--vllm-python PATH] [--rows 400] \
         [--runs 3] [--dtype bfloat16] [--quantization int8]
 
-A row is a text of 150 made-up words, with yes/no questions of 12 words. Ours: one question, eight
-with the row first, eight with the questions first, and the same as chats with `max_tokens` 1.
-vLLM's server has no files of decisions: a client sends the rows, with `--at` requests at once, and
-the best rate counts. Prints medians.
+A row is a text of 430 tokens, with yes/no questions of about 45 tokens with their wrapping. Ours:
+one question, eight with the row first, eight with the questions first, and the same as chats with
+`max_tokens` 1. vLLM's server has no files of decisions: a client sends the rows, with `--at`
+requests at once, and the best rate counts. Prints medians.
 """
 
 from __future__ import annotations
@@ -29,22 +29,24 @@ from bench.compare.compare import machine
 from bench.compare.peers import Job
 from bench.processes import RunFailed, measure
 from bench.server.serve import vllm_serving
-from bench.workloads import Texts
+from bench.workloads import Texts, words_of
 
 NUM_QUESTIONS = 8
-ROW_WORDS = 150
+ROW_WORDS = words_of(430)
 QUESTION_WORDS = 12
 SERVED = "bench"
 _ASK = "Answer only with Yes or No."
 _PORT = 18_431
 
 
-def bodies(num_rows: int, num_questions: int, layout: str) -> Iterator[dict[str, Any]]:
-    """Yield the body of each row, the same for the same numbers; `layout` may be `chats`."""
+def bodies(
+    num_rows: int, num_questions: int, layout: str, run: int = 0
+) -> Iterator[dict[str, Any]]:
+    """Yield the body of each row; `layout` may be `chats`. The rows of each `run` are others."""
     texts = Texts()
     questions = [f"Is it true that {texts(QUESTION_WORDS)[:-1]}?" for _ in range(NUM_QUESTIONS)]
     for _ in range(num_rows):
-        state = texts(ROW_WORDS)
+        state = f"{run} {texts(ROW_WORDS)}"
         if layout == "chats":
             for question in questions[:num_questions]:
                 content = f"{state}\n\nQuestion: {question}\n{_ASK}"
@@ -84,11 +86,11 @@ def ours_per_second(job: Job, num_rows: int, flags: list[str], folder: Path) -> 
     return num_rows / measured.steady_seconds
 
 
-def theirs_per_second(url: str, num_rows: int, num_questions: int, at_once: int) -> float:
+def theirs_per_second(url: str, num_rows: int, num_questions: int, at_once: int, run: int) -> float:
     """Send the rows to a server with `at_once` requests in flight; return rows per second."""
 
     async def run() -> float:
-        waiting = iter(list(bodies(num_rows, num_questions, "peer")))
+        waiting = iter(list(bodies(num_rows, num_questions, "peer", run)))
         async with httpx.AsyncClient(timeout=600) as client:
 
             async def work() -> None:
@@ -142,10 +144,11 @@ def main() -> None:
                 arguments.vllm_python, arguments.model, arguments.dtype, folder / "vllm", _PORT
             ) as url:
                 for count in (1, NUM_QUESTIONS):
-                    theirs_per_second(url, 32, count, 16)
+                    theirs_per_second(url, 32, count, 16, -1)
+                    # Other rows each time, which its prefix cache does not know.
                     best = max(
-                        theirs_per_second(url, arguments.rows, count, at_once)
-                        for at_once in arguments.at
+                        theirs_per_second(url, arguments.rows, count, at_once, run)
+                        for run, at_once in enumerate(arguments.at)
                     )
                     note(rates, f"{count}, vLLM", best)
     print("| questions | rows/s | lowest to highest |\n|---|---:|---:|")
