@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tidemill.batch.table.questions import LAYOUTS, TABLE_LAYOUT
-
 from ..console.errors import Refused
 from ..console.terminal import log
 from .argument_types import positive_int
@@ -18,6 +16,8 @@ from .dataset_id import DatasetId, is_dataset
 if TYPE_CHECKING:
     from tidemill.batch.table.recipe import Recipe
 
+# Also in `batch.table.questions`, which the help of a command does not load.
+_LAYOUTS: Final = ("questions_first", "row_first")
 FORMATS: Final = ("parquet", "csv", "tsv", "jsonl", "arrow")
 _RECIPE_SUFFIX = ".recipe.toml"
 _REQUESTS = ("prompt", "ask", "labels")
@@ -54,8 +54,8 @@ def add_recipe_flags(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--question-layout",
-        choices=LAYOUTS,
-        help=f"set the order of the row and the questions in the prompt (default: {TABLE_LAYOUT})",
+        choices=_LAYOUTS,
+        help=f"set the order of the row and the questions in the prompt (default: {_LAYOUTS[0]})",
     )
     add(
         "--permutations",

@@ -19,7 +19,8 @@ from ..errors import RequestError
 from ..fields import Text
 from ..parts import IMAGE
 from ..urls import checked_url
-from .questions import Image, Part, text_of_json
+from .body_fields import text_of_json
+from .questions import Image, Part
 
 _PART_TYPES = "'input_text', 'input_image', 'input_json', 'output_text' or 'refusal'"
 _TEXTS = ("input_text", "output_text", "text")

@@ -21,6 +21,7 @@ from pydantic import (
 from ..errors import RequestError
 from ..fields import Seed, Text, Whole
 from ..validation import short_repr
+from .body_fields import TemplateVariables
 from .input_items import Content, InputItem, content_parts, form_of_input, item_parts
 from .questions import (
     MAX_OPTIONS,
@@ -34,7 +35,6 @@ from .questions import (
     Option,
     Part,
     Question,
-    TemplateVariables,
     check_size,
     merged,
 )

@@ -20,6 +20,7 @@ from ..errors import RequestError
 from ..fields import Seed, Text, Whole
 from ..parts import IMAGE
 from ..urls import checked_url
+from .body_fields import TemplateVariables, checked_text, text_of_json
 from .questions import (
     MAX_OPTIONS,
     MAX_ORDERS,
@@ -31,11 +32,8 @@ from .questions import (
     Option,
     Part,
     Question,
-    TemplateVariables,
     check_size,
-    checked_text,
     merged,
-    text_of_json,
 )
 
 _Filled = Annotated[Text, Field(min_length=1)]
