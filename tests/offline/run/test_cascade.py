@@ -108,9 +108,9 @@ def test_the_unsure_rows_of_a_table_are_decided_by_the_second_model(
 
 
 def test_a_file_of_both_kinds_of_decisions_is_a_cascade_too(second: str, tmp_path: Path) -> None:
-    """Its rows keep their order and IDs, and name the model that decided them."""
+    """Rows keep order and IDs, and name their model; invalid requests are not escalated."""
     source = tmp_path / "in.jsonl"
-    lines = []
+    lines: list[dict[str, Any]] = []
     for n in range(12):
         text = f"{'Paris ' * (n % 3)}{n}"
         question = {"type": "predicate", "name": "q", "instructions": "Is a town named?"}
@@ -121,7 +121,8 @@ def test_a_file_of_both_kinds_of_decisions_is_a_cascade_too(second: str, tmp_pat
             noul = {"type": "noul", "instructions": "Is a town named?"}
             body = {"model": FIRST, "state": text, "questions": {"q": noul}}
         lines.append({"custom_id": f"c{n}", "method": "POST", "url": url, "body": body})
-    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines[4]["body"]["questions"] = []
+    source.write_text("\n" + "".join(json.dumps(line) + "\n" for line in lines))
     alone = []
     for n, model in enumerate((FIRST, second)):
         out = tmp_path / f"{n}.jsonl"
@@ -143,6 +144,8 @@ def test_a_file_of_both_kinds_of_decisions_is_a_cascade_too(second: str, tmp_pat
 
 
 def _share(row: dict[str, Any]) -> float:
+    if row["response"]["status_code"] != 200:
+        return 1.0
     answers = row["response"]["body"]["answers"]
     answer = answers["q"] if isinstance(answers, dict) else answers[0]
     yes = answer["noul"] if "noul" in answer else answer["probability"]
