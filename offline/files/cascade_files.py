@@ -96,6 +96,11 @@ class CascadeFiles:
                 f"{self._record} cannot be read: start over with --force without --resume"
             ) from exc
 
+    def remove_if_empty(self) -> None:
+        """Remove the folder unless it has rows."""
+        if not self.has_rows:
+            self.remove()
+
     def remove(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -12,25 +12,23 @@ from pydantic_core import from_json, to_json
 from tidemill.batch.file.rows import escape_separators
 
 _BUFFER_BYTES: Final = 2**20
-_MALFORMED: Final = "invalid_json_line"
 
 
 @dataclass(frozen=True, slots=True)
 class DecidedRow:
-    """A row; `body` is None if it failed. A line that `is_malformed` fails with any model."""
+    """A row; `body` is None if it failed."""
 
     data: bytes
+    row_id: str
     body: Mapping[str, Any] | None
-    is_malformed: bool = False
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
         """Return a printed row."""
         row = from_json(data, cache_strings="keys")
-        response, error = row["response"], row["error"]
-        if response is not None and response["status_code"] == 200:
-            return cls(data, response["body"])
-        return cls(data, None, isinstance(error, dict) and error.get("code") == _MALFORMED)
+        response = row["response"]
+        is_ok = response is not None and response["status_code"] == 200
+        return cls(data, row["id"], response["body"] if is_ok else None)
 
     @property
     def confidence(self) -> float:
@@ -38,12 +36,6 @@ class DecidedRow:
         answers = () if self.body is None else self.body["answers"]
         each = answers.values() if isinstance(answers, Mapping) else answers
         return min(map(_confidence, each), default=0.0)
-
-    def is_below(self, threshold: float | None) -> bool:
-        """Return whether another model may be surer; None is a threshold that no row reaches."""
-        if self.body is None:
-            return not self.is_malformed
-        return threshold is None or self.confidence < threshold
 
     def with_model(self, model: str) -> Self:
         """Return the row with the name of the model that answered it."""

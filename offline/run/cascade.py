@@ -9,13 +9,14 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from tidemill.protocol.contract import Served
 
-from ..console.errors import ROWS_FAILED, Refused
+from ..console.errors import ROWS_FAILED, InputChanged, Refused
 from ..console.terminal import amount, log
 from ..engine.engine import Load, load_engine
 from ..files.cascade_files import CascadeFiles, Selection
@@ -24,7 +25,7 @@ from ..files.row_settings import describe, differences
 from .cascade_card import write_cascade_card
 from .cascade_check import check_cascade, second_model
 from .cascade_report import report_lines
-from .cascade_rows import merge, select
+from .cascade_rows import OpenTable, merge, select
 from .job import run_job
 from .run_options import RunOptions
 
@@ -52,17 +53,17 @@ def run_cascade(
     check_cascade(options)
     if not options.resume:
         files.remove()
-    try:
-        return _run(options, files, selection, partial(run_job, load=load, has_guard=has_guard))
-    finally:
-        if not files.has_rows:
-            files.remove()
+    run = partial(run_job, load=load, has_guard=has_guard)
+    with ExitStack() as stack:
+        stack.callback(files.remove_if_empty)
+        return _run(options, files, selection, OpenTable.of(options, stack), run)
 
 
 def _run(
     options: RunOptions,
     files: CascadeFiles,
     selection: Selection | None,
+    opened: OpenTable,
     run: Callable[[RunOptions], int],
 ) -> int:
     """Run both stages and the steps between and after them, and return the exit status."""
@@ -71,30 +72,36 @@ def _run(
     if (status := run(_first_stage(options, files))) > _SIGNALS:
         return status
     if selection is None:
-        selection = select(options, files)
+        selection = select(options, files, opened)
         files.save(options.cascade.settings, selection)
     log(_escalation(options, selection))
     if selection.num_escalated:
         _free_device()
         if (status := run(_second_stage(options, files))) > _SIGNALS:
             return status
-    return _finish(options, files, selection)
+    return _finish(options, files, selection, opened)
 
 
-def _finish(options: RunOptions, files: CascadeFiles, selection: Selection) -> int:
-    """Write the output and its card, and remove the folder unless rows failed."""
-    outcomes = merge(options, files, selection)
+def _finish(
+    options: RunOptions, files: CascadeFiles, selection: Selection, opened: OpenTable
+) -> int:
+    """Write the output and its card, and remove the folder unless a retry may need it."""
+    assert options.cascade is not None
+    outcomes = merge(options, files, selection, opened)
     card = write_cascade_card(options, files, selection, outcomes)
     log("\n".join(report_lines(card["cascade"])))
-    failed = outcomes.cascade.failed
-    if not failed:
+    if changed := opened.changed():
+        raise InputChanged(changed)
+    if outcomes.second.failed:
+        log(
+            f"{amount(outcomes.second.failed, 'row')} failed with {options.cascade.model}: to "
+            f"rerun them, pass --resume --retry-failed (the finished rows are in {files.folder})"
+        )
+    else:
         files.remove()
-        return 0
-    log(
-        f"{amount(failed, 'row')} failed: to rerun them with {card['cascade']['models'][1]}, pass "
-        f"--resume --retry-failed (the finished rows are in {files.folder})"
-    )
-    return ROWS_FAILED if options.fail_on_error or failed == selection.num_rows else 0
+    failed = outcomes.cascade.failed
+    is_failure = options.fail_on_error or failed == selection.num_rows
+    return ROWS_FAILED if failed and is_failure else 0
 
 
 def _with_models(options: RunOptions) -> RunOptions:

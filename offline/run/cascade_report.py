@@ -36,7 +36,8 @@ def report_lines(cascade: Mapping[str, Any]) -> Iterator[str]:
         if has_cost:
             cells.append("" if found.get("cost") is None else f"{found['cost']:,.4f}")
         rows.append((*cells, *(_accuracy(found["accuracy"].get(name)) for name in names)))
-    yield from columns(rows)
+    if rows[1:]:
+        yield from columns(rows)
     if cascade["untimed_rows"]:
         yield f"time and cost exclude {amount(cascade['untimed_rows'], 'row')} of a stopped run"
 

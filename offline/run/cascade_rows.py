@@ -10,7 +10,12 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Self
 
 from tidemill.batch.calibration.threshold import GoldRow, find_threshold
+from tidemill.batch.file.lines import LineError, RawLine, parse_line
+from tidemill.batch.file.rows import row_id_of
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.requests import check_request
 
+from ..console.errors import InputChanged
 from ..files.cascade_files import CascadeFiles, Selection
 from ..files.decided_rows import DecidedRow, read_decided
 from ..files.new_file import open_new_file
@@ -79,8 +84,8 @@ class Outcomes:
     questions: list[dict[str, Any]] = field(default_factory=list)
 
 
-class _OpenTable:
-    """A table with gold answers, or nothing for a file of requests."""
+class OpenTable:
+    """A table with gold answers, open during the whole cascade; `table` is None for other files."""
 
     def __init__(self, table: TableInput | None) -> None:
         self.table = table
@@ -88,7 +93,7 @@ class _OpenTable:
 
     @classmethod
     def of(cls, options: RunOptions, stack: ExitStack) -> Self:
-        """Open the table of a run again."""
+        """Open the table of a run; raises BadInput."""
         if options.table is None:
             return cls(None)
         from ..files.table_requests import open_table_input  # late: pyarrow is slow to load
@@ -101,6 +106,11 @@ class _OpenTable:
             stack=stack,
         )
         return cls(table)
+
+    def changed(self) -> str | None:
+        """Return a description of the change of a file since it was opened; None without one."""
+        sources = () if self.table is None else self.table.sources
+        return next(filter(None, (source.changed() for source in sources)), None)
 
     def gold(self) -> Iterator[Gold]:
         """Yield the gold answers of each row, without end if there are none."""
@@ -120,25 +130,30 @@ class _OpenTable:
                 }
 
 
-def select(options: RunOptions, files: CascadeFiles) -> Selection:
+def select(options: RunOptions, files: CascadeFiles, opened: OpenTable) -> Selection:
     """Write the requests of the rows of which the first model is least sure.
 
     Blank lines keep the requests' line numbers, and so the IDs of their rows. The file has the
-    input's time, so that a resumed run writes the same rows.
+    input's time, so that a resumed run writes the same rows. Raises InputChanged.
     """
     assert options.cascade is not None
     threshold, gold = options.cascade.below, None
     num_rows = num_escalated = last = 0
     with ExitStack() as stack:
         if options.cascade.target_accuracy is not None:
-            found = find_threshold([*_gold_rows(options, files)], options.cascade.target_accuracy)
+            found = find_threshold([*_gold_rows(files, opened)], options.cascade.target_accuracy)
             threshold, gold = found.value, asdict(found)
         requests = open_input(options, stack)
         out = stack.enter_context(open_new_file(str(files.requests)))
         rows = stack.enter_context(closing(read_decided(files.first)))
-        for raw, row in zip(requests.lines(), rows, strict=True):
+        for raw in requests.lines():
+            row = next(rows, None)
+            if row is None or row.row_id != row_id_of(raw.digest):
+                raise InputChanged(
+                    f"{requests.name} changed during the run: start over with --force"
+                )
             num_rows += 1
-            if row.is_below(threshold):
+            if _is_escalated(raw, row, threshold):
                 num_escalated += 1
                 out.write(b"\n" * (raw.number - last - 1) + raw.data + b"\n")
                 last = raw.number
@@ -147,11 +162,21 @@ def select(options: RunOptions, files: CascadeFiles) -> Selection:
     return Selection(threshold, num_rows, num_escalated, gold)
 
 
-def _gold_rows(options: RunOptions, files: CascadeFiles) -> Iterator[GoldRow]:
+def _is_escalated(raw: RawLine, row: DecidedRow, threshold: float | None) -> bool:
+    """Return whether the second model may be surer: not of a request that is invalid for all."""
+    if row.body is not None:
+        return threshold is None or row.confidence < threshold
+    try:
+        line = parse_line(raw)
+        check_request(line.url, line.body, None)
+    except (LineError, RequestError):
+        return False
+    return True
+
+
+def _gold_rows(files: CascadeFiles, opened: OpenTable) -> Iterator[GoldRow]:
     """Yield the rows that the first model answered and whose answers are known."""
-    with ExitStack() as stack:
-        opened = _OpenTable.of(options, stack)
-        rows = stack.enter_context(closing(read_decided(files.first)))
+    with closing(read_decided(files.first)) as rows:
         for row, gold in zip(rows, opened.gold(), strict=False):
             if row.body is not None and gold:
                 right = _are_right(row, gold, opened.recipe)
@@ -172,26 +197,26 @@ def _are_right(row: DecidedRow, gold: Gold, recipe: Recipe | None) -> dict[str, 
     return found
 
 
-def merge(options: RunOptions, files: CascadeFiles, selection: Selection) -> Outcomes:
+def merge(
+    options: RunOptions, files: CascadeFiles, selection: Selection, opened: OpenTable
+) -> Outcomes:
     """Write the output: the second model's rows for the escalated requests, the first's for others.
 
     The output is replaced when it is complete.
     """
     outcomes = Outcomes()
     target = options.target if options.table is None else files.merged
-    with ExitStack() as stack:
-        opened = _OpenTable.of(options, stack)
-        with open_new_file(str(target)) as out:
-            for row in _merged(options, files, selection, outcomes, opened):
-                out.write(row.data)
-        if opened.table is not None and options.table is not None:
-            from ..files.table_output import write_table
+    with open_new_file(str(target)) as out:
+        for row in _merged(options, files, selection, outcomes, opened):
+            out.write(row.data)
+    if opened.table is not None and options.table is not None:
+        from ..files.table_output import write_table
 
-            table = replace(opened.table, recipe=uncalibrated(opened.table.recipe))
-            columns = write_table(
-                table, files.merged, options.table.output, options.table.output_format
-            )
-            outcomes.questions = columns.summaries()
+        table = replace(opened.table, recipe=uncalibrated(opened.table.recipe))
+        columns = write_table(
+            table, files.merged, options.table.output, options.table.output_format
+        )
+        outcomes.questions = columns.summaries()
     return outcomes
 
 
@@ -200,17 +225,18 @@ def _merged(
     files: CascadeFiles,
     selection: Selection,
     outcomes: Outcomes,
-    opened: _OpenTable,
+    opened: OpenTable,
 ) -> Iterator[DecidedRow]:
     """Yield one row for each request, and count the rows of both models."""
     assert options.cascade is not None
     model, recipe = options.cascade.model, opened.recipe
     seconds = read_decided(files.second) if selection.num_escalated else iter(())
+    second = next(seconds, None)
     for row, gold in zip(read_decided(files.first), opened.gold(), strict=False):
         outcomes.first.add(row, gold, recipe)
         result = row
-        if row.is_below(selection.threshold):
-            result = next(seconds).with_model(model)
+        if second is not None and second.row_id == row.row_id:
+            result, second = second.with_model(model), next(seconds, None)
             outcomes.first_escalated.add(row, gold, recipe)
             outcomes.second.add(result, gold, recipe)
         outcomes.cascade.add(result, gold, recipe)

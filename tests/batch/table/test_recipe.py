@@ -48,6 +48,10 @@ def test_a_prompt_fills_the_field_of_its_url(url: str, expected: Any) -> None:
     [
         ({}, "it has no template"),
         ({"promt": "x"}, "`promt` is not a recipe key: did you mean `prompt`?"),
+        (
+            {"prompt": "x", "escalate": "m"},
+            "`escalate` is not supported in recipes: pass --escalate to",
+        ),
         ({"temperature": 0, "prompt": "x"}, "put parameters of the request into `params`"),
         ({"prompt": "x", "url": "/v1/images"}, "`url` is '/v1/images': it must be one of /v1/"),
         (
