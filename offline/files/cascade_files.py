@@ -1,6 +1,6 @@
 """Files of a cascade, in a folder next to its output until all rows are decided.
 
-The rows of each model are in a file of their own, so that each model's run resumes as any other
+The rows of each model are in a separate file, so that each model's run resumes as any other
 run does; the output is written from both. The folder stays if rows failed, for a retry.
 """
 

@@ -1,6 +1,6 @@
 """Cascade: one model decides all rows, then a second one those of which the first is least sure.
 
-Both are runs of their own, with their rows in a folder next to the output: `--resume` continues
+Both are separate runs, with their rows in a folder next to the output: `--resume` continues
 each of them, and repeats the steps between and after them, which depend only on the rows.
 """
 
