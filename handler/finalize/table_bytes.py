@@ -26,7 +26,6 @@ from ..errors import NotThere
 from ..lifecycle.batch_lock import BatchLock
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from typing_extensions import Buffer
 
 
@@ -55,7 +54,7 @@ def table_bytes(lock: BatchLock, note: Callable[[Mapping[str, Any]], object]) ->
         kept = kept_columns(recipe, table.schema)
         facts = ResultFacts.of_rows(chain.from_iterable(rows()), recipe)
 
-        def read(columns: ResultColumns) -> Iterator[pa.RecordBatch]:
+        def read(columns: ResultColumns) -> Iterator[Any]:
             found = in_order(read_lines(lines_of(batch.source)), rows())
             return output_batches(columns, read_rows(table, kept.names), found)
 

@@ -54,6 +54,7 @@ submit reviews.csv --prompt {{text}}
 estimate in.jsonl
 estimate reviews.csv --prompt {{text}}
 view reviews.csv
+calibrate reviews.csv --prior even
 serve
 models model
 drop in.jsonl

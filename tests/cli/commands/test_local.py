@@ -108,7 +108,7 @@ def test_a_model_is_served_under_its_own_name(tmp_path: Path) -> None:
     ("flags", "words"),
     [
         (["--prompt", "Who wrote {{ mesage }}?"], "did you mean `message`?"),
-        (["--id", "message"], "requires a recipe: pass --prompt, or create messages.recipe.toml"),
+        (["--id", "message"], "pass --prompt or --ask, or create messages.recipe.toml"),
         (["--prompt", "{{ message }}", "-o", "messages.xlsx"], "an Excel workbook"),
     ],
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Dialog, Page
@@ -15,19 +17,30 @@ from tests.handler.dashboard.browser import NO_CHROMIUM, find_chromium, running_
 from tests.handler.intake.rig import Cloud
 from tidemill.handler.tenants.keys import KeyStore
 
+# One browser for all files here, which share a process (tests/groups.py).
+_OPEN = ExitStack()
+_BROWSERS: list[Browser] = []
+
 PRICES = '{"tidemill-demo": 0.8}'
 
 
-# One for all files here, which share a process (tests/groups.py). Until it is closed, Playwright
-# runs an event loop, which excludes asynchronous tests.
-@pytest.fixture(scope="package")
-def chromium() -> Iterator[Browser]:
-    """Return a browser, or skip where there is none."""
-    executable = find_chromium()
-    if executable is None:
-        pytest.skip(NO_CHROMIUM)
-    with running_chromium(executable) as browser:
-        yield browser
+@pytest.fixture
+def chromium() -> Browser:
+    """Return the browser of all files here, or skip where there is none."""
+    if not _BROWSERS:
+        executable = find_chromium()
+        if executable is None:
+            pytest.skip(NO_CHROMIUM)
+        _BROWSERS.append(_OPEN.enter_context(running_chromium(executable)))
+    return _BROWSERS[0]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """Close the browser after the last test here: its event loop excludes asynchronous tests."""
+    if nextitem is None or not nextitem.path.is_relative_to(Path(__file__).parent):
+        _BROWSERS.clear()
+        _OPEN.close()
 
 
 @pytest.fixture
