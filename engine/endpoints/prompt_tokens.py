@@ -12,8 +12,8 @@ from ..text.truncation import TruncatingTokenizer, Truncation
 
 # Shorter texts are tokenized unchecked: it takes a few milliseconds at most.
 _LONG_TEXT_CHARS = 20_000
-# No tokenizer joins a blank line and the letter after it.
-_PARAGRAPH = re.compile(r"\n\n(?=[A-Za-z])")
+# Hardly any tokenizer joins a line break and the letter after it.
+_NEW_LINE = re.compile(r"\n(?=[A-Za-z])")
 
 
 class PromptTokenizer:
@@ -50,7 +50,7 @@ class PromptTokenizer:
         It is split off only if that gives the first text the same tokens.
         """
         whole = self.encode(texts[0], param, add_special_tokens=add_special_tokens)
-        starts = [match.end() for match in _PARAGRAPH.finditer(_common(texts))]
+        starts = [match.end() for match in _NEW_LINE.finditer(_common(texts))]
         if len(texts) > 1 and starts:
             heads, tails = texts[0][: starts[-1]], [text[starts[-1] :] for text in texts]
             head = self.encode(heads, param, add_special_tokens=add_special_tokens)

@@ -1,8 +1,8 @@
 """Decision prompts: one prompt for each read of a question, in one of two layouts.
 
 *Row first*: the input, then one question; the reads of a request share the input. *Questions
-first*: all questions, then the input, then a few tokens that name the question; the rows of a file
-share the questions, the reads of a request share the questions and the input.
+first*: all questions, then the input; the answer begins with a few tokens that name the question.
+The rows of a file share the questions, the reads of a request share the questions and the input.
 """
 
 from __future__ import annotations
@@ -91,15 +91,16 @@ class DecisionPrompts:
     ) -> str:
         """Return the text of a read's prompt, up to the first token of the answer."""
         content = self.content(decision, questions, read)
+        lead = _lead(questions, read) if decision.question_layout == "questions_first" else ""
         if self._chats is None:
-            return _plain(content)
+            return f"{_plain(content)}\n\n{lead or 'Answer:'}"
         request = ChatCompletionRequest.model_construct(
             messages=[_message(content)],
             chat_template_kwargs=decision.chat_template_kwargs,
             reasoning_effort="none",
         )
         prompt = self._chats.prompt_text(request, metadata.created)
-        return prompt + self._answer_start(prompt)
+        return f"{prompt}{self._answer_start(prompt)}{lead}"
 
     def content(self, decision: Decision, questions: Sequence[Question], read: Read) -> list[Part]:
         """Return the parts of a read's prompt, without the marks of the chat template."""
@@ -174,11 +175,13 @@ def _questions_first(
         yield "\n\n"
     yield "Input:\n"
     yield from decision.state_parts
-    yield "\n\n"
-    current = questions[read.question]
     if has_orders:
-        yield _short_options(current, read)
-    yield "Answer:" if len(questions) == 1 else f"Answer to question {read.question + 1}:"
+        yield f"\n\n{_short_options(questions[read.question], read)}"
+
+
+def _lead(questions: Sequence[Question], read: Read) -> str:
+    """Return the beginning of the answer, which names the question if there are several."""
+    return "Answer:\n" if len(questions) == 1 else f"Answer to question {read.question + 1}:\n"
 
 
 def _option_lines(question: Question, read: Read | None) -> Iterator[str]:
@@ -198,9 +201,9 @@ def _option_lines(question: Question, read: Read | None) -> Iterator[str]:
 
 def _short_options(question: Question, read: Read) -> str:
     if question.kind == "predicate":
-        return f"{_ask(question, read)}\n"
+        return _ask(question, read)
     labelled = [f"{read.label(index)}: {question.options[index].text}" for index in read.order]
-    return "\n".join(labelled) + "\n"
+    return "\n".join(labelled)
 
 
 def _ask(question: Question, read: Read) -> str:
@@ -219,8 +222,7 @@ def _plain(content: Sequence[Part]) -> str:
                 param=part.place,
                 code="images_not_supported",
             )
-    text = "".join(part for part in content if isinstance(part, str))
-    return text if text.endswith(":") else f"{text}\n\nAnswer:"
+    return "".join(part for part in content if isinstance(part, str))
 
 
 def _message(content: Sequence[Part]) -> Message:

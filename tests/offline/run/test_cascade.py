@@ -30,7 +30,7 @@ from tidemill.protocol.contract import EngineError
 FIRST = str(demo.MODEL_PATH)
 ASK = ("--ask", "town: Is a town named?", "--ask", "size = low<high: How many?")
 NUM_ROWS = 24
-BELOW = 0.6
+BELOW = 0.8
 
 
 @pytest.fixture(scope="module")

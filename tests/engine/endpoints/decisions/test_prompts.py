@@ -62,7 +62,7 @@ def test_a_model_without_a_template_reads_plain_text() -> None:
     assert prompt.endswith("Y for yes or N for no.\n\nAnswer:")
     [prompt] = prompts(None, ParserSet(), question_layout="questions_first")
     assert prompt.startswith("Question: Torn?")
-    assert prompt.endswith("The box is torn.\n\nAnswer:")
+    assert prompt.endswith("The box is torn.\n\nAnswer:\n")
 
 
 def test_an_input_longer_than_the_context_is_refused() -> None:
