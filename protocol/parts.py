@@ -30,6 +30,10 @@ def _image_url(url: str) -> str:
     return checked_url(url, IMAGE)
 
 
+CheckedUrl = Annotated[str, AfterValidator(_image_url)]
+"""URL of an image: http(s), or base64 data."""
+
+
 def _as_object(value: object) -> object:
     return {"url": value} if isinstance(value, str) else value
 
@@ -61,7 +65,7 @@ class ImageUrl(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    url: Annotated[str, AfterValidator(_image_url)]
+    url: CheckedUrl
     detail: Literal["auto", "low", "high"] | None = None
 
 

@@ -17,17 +17,12 @@ from pydantic import (
 
 from ..errors import RequestError
 from ..fields import Text
-from ..parts import IMAGE
-from ..urls import checked_url
+from ..parts import CheckedUrl
 from .body_fields import text_of_json
 from .questions import Image, Part
 
 _PART_TYPES = "'input_text', 'input_image', 'input_json', 'output_text' or 'refusal'"
 _TEXTS = ("input_text", "output_text", "text")
-
-
-def _image_url(url: str) -> str:
-    return checked_url(url, IMAGE)
 
 
 def _part_type(value: object) -> object:
@@ -81,7 +76,7 @@ class ImageItem(_Item):
     """An image by URL; `detail` has no effect."""
 
     type: Literal["input_image"]
-    image_url: Annotated[str, AfterValidator(_image_url)]
+    image_url: CheckedUrl
     detail: Literal["low", "high", "auto", "original"] | None = None
 
 

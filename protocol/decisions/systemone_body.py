@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -18,8 +17,7 @@ from pydantic import (
 
 from ..errors import RequestError
 from ..fields import Seed, Text, Whole
-from ..parts import IMAGE
-from ..urls import checked_url
+from ..parts import CheckedUrl
 from .body_fields import TemplateVariables, checked_text, text_of_json
 from .questions import (
     MAX_OPTIONS,
@@ -38,10 +36,6 @@ from .questions import (
 
 _Filled = Annotated[Text, Field(min_length=1)]
 _KINDS: dict[str, Kind] = {"choice": "choice", "noul": "predicate", "score": "score"}
-
-
-def _image_url(url: str) -> str:
-    return checked_url(url, IMAGE)
 
 
 class SystemOneQuestion(BaseModel):
@@ -85,9 +79,7 @@ class SystemOneRequest(BaseModel):
     state: Any
     questions: Annotated[dict[Text, SystemOneQuestion], WrapValidator(_one_by_one)]
     instructions: Text | None = None
-    images: (
-        Annotated[list[Annotated[str, AfterValidator(_image_url)]], Field(fail_fast=True)] | None
-    ) = None
+    images: Annotated[list[CheckedUrl], Field(fail_fast=True)] | None = None
     chat_template_kwargs: TemplateVariables | None = None
     cache_salt: _Filled | None = None
 
