@@ -89,7 +89,7 @@ def ours_per_second(job: Job, num_rows: int, flags: list[str], folder: Path) -> 
 def theirs_per_second(url: str, num_rows: int, num_questions: int, at_once: int, run: int) -> float:
     """Send the rows to a server with `at_once` requests in flight; return rows per second."""
 
-    async def run() -> float:
+    async def send() -> float:
         waiting = iter(list(bodies(num_rows, num_questions, "peer", run)))
         async with httpx.AsyncClient(timeout=600) as client:
 
@@ -105,7 +105,7 @@ def theirs_per_second(url: str, num_rows: int, num_questions: int, at_once: int,
                     group.create_task(work())
             return num_rows / (time.monotonic() - started)
 
-    return asyncio.run(run())
+    return asyncio.run(send())
 
 
 def main() -> None:
