@@ -19,6 +19,7 @@ from xdist.remote import Producer
 
 from tests.breadth import mark_breadth
 from tests.emulators import NAMES, Emulator, running
+from tests.folder_scope import close_unused
 from tests.groups import GroupScheduling, place_of
 from tests.process_state import ProcessState
 from tests.shared_authorities import share_authorities
@@ -92,6 +93,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling:
     """Distribute groups of tests instead of single tests: see tests/groups.py."""
     return GroupScheduling(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """End the values that the files of a folder share, after its last test."""
+    close_unused(None if nextitem is None else nextitem.path)
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import pytest
 from localstack.cloud import Cloud as Processes
 from localstack.resources import create_resources
 from tests.emulators import Emulator, deployment_of
+from tests.folder_scope import shared
 from tests.handler.api.rig import serving
 from tests.handler.api.server import listening
 from tests.handler.intake.rig import Cloud
@@ -42,10 +44,15 @@ class Api(NamedTuple):
     key: str
 
 
-# One for all files here, which share a process: see tests/groups.py.
-@pytest.fixture(scope="package")
-def api(ministack: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    """Return the address and a key of a deployment that runs its batches."""
+@pytest.fixture(scope="module")
+def api(ministack: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Api:
+    """Return the API of a deployment that runs its batches, for all files here."""
+    return shared(__file__, lambda: running_api(ministack, tmp_path_factory.mktemp("clients")))
+
+
+@contextmanager
+def running_api(ministack: Emulator, folder: Path) -> Iterator[Api]:
+    """Run a deployment with its workers until the block is left."""
     resources = create_resources(
         ministack.endpoint_url, prefix="clients", models=[demo.NAME, SCRIPTED]
     )
@@ -55,7 +62,6 @@ def api(ministack: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     making = KeyStore(resources.table).create(
         tenant=DROP_TENANT, name="clients", now=int(time.time())
     )
-    folder = tmp_path_factory.mktemp("clients")
     with Processes(resources, ministack.environment | QUICK, folder) as processes:
         processes.start_lambdas("--reaper-seconds", "5")
         processes.start_worker(name="demo")

@@ -9,19 +9,18 @@ import pytest
 
 from infra.config import DEFAULT_PATH
 from localstack.local import LocalCloud, LocalOptions, running_cloud
+from tests.folder_scope import shared
 from tidemill.handler.fleet.stop import stop_workers
 
 STOP_SECONDS = 60
 
 
-# Deploying the stacks takes longer than most of what is tried on them. It ends with the group of
-# tests/groups.py that uses it: an idle cloud polls its queues.
-@pytest.fixture(scope="package")
-def cloud() -> Iterator[LocalCloud]:
-    """Return a cloud as `tidemill local up` runs it."""
+# Deploying the stacks takes longer than most of what is tried on them. An idle cloud polls.
+@pytest.fixture(scope="module")
+def cloud() -> LocalCloud:
+    """Return a cloud as `tidemill local up` runs it, for all files here."""
     options = LocalOptions(config=DEFAULT_PATH, aliases=("gpt-4o-mini", "*"))
-    with running_cloud(options, lambda _: None) as found:
-        yield found
+    return shared(__file__, lambda: running_cloud(options, lambda _: None))
 
 
 @contextmanager

@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 import pytest
 from playwright.sync_api import Browser, Dialog, Page
 
 from tests.emulators import Emulator
+from tests.folder_scope import shared
 from tests.handler.api.rig import serving
 from tests.handler.api.server import listening
 from tests.handler.dashboard.browser import NO_CHROMIUM, find_chromium, running_chromium
 from tests.handler.intake.rig import Cloud
 from tidemill.handler.tenants.keys import KeyStore
 
-# One browser for all files here, which share a process (tests/groups.py).
-_OPEN = ExitStack()
-_BROWSERS: list[Browser] = []
-
 PRICES = '{"tidemill-demo": 0.8}'
 
 
+# Until it is closed, Playwright runs an event loop, which excludes asynchronous tests.
 @pytest.fixture
 def chromium() -> Browser:
     """Return the browser of all files here, or skip where there is none."""
-    if not _BROWSERS:
-        executable = find_chromium()
-        if executable is None:
-            pytest.skip(NO_CHROMIUM)
-        _BROWSERS.append(_OPEN.enter_context(running_chromium(executable)))
-    return _BROWSERS[0]
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
-    """Close the browser after the last test here: its event loop excludes asynchronous tests."""
-    if nextitem is None or not nextitem.path.is_relative_to(Path(__file__).parent):
-        _BROWSERS.clear()
-        _OPEN.close()
+    executable = find_chromium()
+    if executable is None:
+        pytest.skip(NO_CHROMIUM)
+    return shared(__file__, partial(running_chromium, executable))
 
 
 @pytest.fixture
