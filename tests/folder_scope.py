@@ -1,6 +1,7 @@
 """Values that all files of a folder share in a process, until its last test has ended.
 
-A fixture of scope `package` would last until the end of the process, because the folders are not packages.
+A fixture of scope `package` would last until the end of the process, because the folders are not
+packages.
 """
 
 from __future__ import annotations
