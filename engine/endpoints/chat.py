@@ -95,7 +95,9 @@ class ChatCompletions:
         if prompt_images:
             sequences = [replace(sequence, images=prompt_images) for sequence in sequences]
         num_bytes = sum(prompt_image.pixels.nbytes for prompt_image in prompt_images)
-        return Prepared(sequences, conversation, metadata, num_bytes)
+        return Prepared(
+            sequences, conversation, metadata, num_bytes, may_follow=bool(request.confidence)
+        )
 
     def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
         """Return the chat completion with one message for each choice."""
@@ -132,8 +134,6 @@ class ChatCompletions:
 
     def follow_up(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> _Prepared | None:
         """Return the chat with the reads that the confidence of its answers needs, if any."""
-        if not prepared.context.request.confidence:
-            return None
         return self._confidence(prepared, results).extended()
 
     def _choices(

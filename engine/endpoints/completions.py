@@ -70,7 +70,7 @@ class Completions:
         options = _options(request, constraint)
         prompts = [self._ids(prompt, request, options) for prompt in request.prompt]
         sequences = self._sequences.build(prompts, request, options, metadata=metadata)
-        return Prepared(sequences, request, metadata)
+        return Prepared(sequences, request, metadata, may_follow=bool(request.confidence))
 
     def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
         """Return the text completion, its choices numbered prompt by prompt."""
@@ -102,8 +102,6 @@ class Completions:
 
     def follow_up(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> _Prepared | None:
         """Return the prompts with the reads that the confidence of the texts needs, if any."""
-        if not prepared.context.confidence:
-            return None
         return self._confidence(prepared, results).extended()
 
     def _choices(

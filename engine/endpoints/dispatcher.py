@@ -38,7 +38,7 @@ from .endpoint import (
     Endpoint,
     EngineResult,
     FetchingEndpoint,
-    FollowingEndpoint,
+    FollowUps,
     Prepared,
     RequestMetadata,
     ResponseStream,
@@ -166,7 +166,8 @@ class Dispatcher:
         async with AsyncExitStack() as stack:
             prepared = await self._prepare(endpoint, body, metadata, stack)
             results: Sequence[Any] = await self._engine.generate(prepared.requests)
-            if isinstance(endpoint, FollowingEndpoint):
+            if prepared.may_follow:
+                assert isinstance(endpoint, FollowUps)
                 prepared, results = await self._followed_up(endpoint, prepared, results)
             size = prepared.num_values + sum(result.num_values for result in results)
             executor = self._finishing[metadata.priority]
@@ -174,7 +175,7 @@ class Dispatcher:
             return replace(reply, is_long=size > _SHORT_VALUES)
 
     async def _followed_up(
-        self, endpoint: FollowingEndpoint, prepared: Prepared[Any, Any], results: Sequence[Any]
+        self, endpoint: FollowUps, prepared: Prepared[Any, Any], results: Sequence[Any]
     ) -> tuple[Prepared[Any, Any], Sequence[Any]]:
         """Return the requests and results of a body, with those that follow."""
         executor = self._finishing[prepared.metadata.priority]

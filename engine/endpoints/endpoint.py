@@ -60,7 +60,8 @@ class Prepared(Generic[RequestT, ContextT]):
     """A body as requests to the engine; its endpoint stores `context` for the answer.
 
     `num_bytes` is the size of media in its requests, such as samples. `num_values` is the size of
-    the parts of the answer that come from no request.
+    the parts of the answer that come from no request. With `may_follow`, further requests may
+    follow its results: see `FollowUps`.
     """
 
     requests: Sequence[RequestT]
@@ -68,6 +69,7 @@ class Prepared(Generic[RequestT, ContextT]):
     metadata: RequestMetadata
     num_bytes: int = 0
     num_values: int = 0
+    may_follow: bool = False
 
 
 FetchStep = Callable[[dict[str, Any]], AbstractAsyncContextManager[dict[str, Any]] | None]
@@ -116,8 +118,8 @@ class Endpoint(Protocol[RequestT, ResultT_contra, ContextT]):
 
 
 @runtime_checkable
-class FollowingEndpoint(Protocol):
-    """An endpoint whose results may need further requests before they can be finished."""
+class FollowUps(Protocol):
+    """An endpoint, or a part of one, whose results may need further requests."""
 
     def follow_up(
         self, prepared: Prepared[Any, Any], results: Sequence[Any]

@@ -18,7 +18,7 @@ from tidemill.batch.file.lines import LineError, parse_line
 from tidemill.batch.file.unknown_parameters import UnknownParameter
 from tidemill.engine.endpoints.decisions.next_token import num_distinct_tokens
 from tidemill.engine.endpoints.dispatcher import find_endpoint
-from tidemill.engine.endpoints.endpoint import Endpoint, FollowingEndpoint, RequestMetadata
+from tidemill.engine.endpoints.endpoint import Endpoint, RequestMetadata
 from tidemill.engine.model.config.device import (
     StepLimits,
     choose_device,
@@ -37,7 +37,7 @@ from tidemill.protocol.fetched_urls import has_decision_images
 from tidemill.protocol.output_limit import max_output_tokens
 from tidemill.protocol.parts import has_images
 from tidemill.protocol.requests import check_request
-from tidemill.protocol.routes import ENDPOINTS
+from tidemill.protocol.routes import DECISIONS, ENDPOINTS, SYSTEM_ONE
 
 from ..arguments.defaults import Defaults
 from ..console.error_summary import ErrorSummary
@@ -153,7 +153,7 @@ def count_prompt_tokens(
             continue
         num_choices = body.get("n") or 1
         prompts = [request.prompt_ids for request in prepared.requests[::num_choices]]
-        is_decision = isinstance(endpoint, FollowingEndpoint)
+        is_decision = endpoint.route in (DECISIONS, SYSTEM_ONE)
         tokens.counts.append(
             num_distinct_tokens(prompts) if is_decision else sum(map(len, prompts))
         )

@@ -17,14 +17,15 @@ from tidemill.protocol.decisions.systemone_body import SystemOneRequest, systemo
 from tidemill.protocol.requests import read_body
 from tidemill.protocol.routes import DECISIONS, SYSTEM_ONE, Route
 
-from ..endpoint import RequestMetadata
+from ..endpoint import FollowUps, RequestMetadata
 from .reader import DecisionReader, PreparedDecision
 
 
 class _DecisionEndpoint:
-    """Fields that both endpoints share."""
+    """The part that both endpoints share."""
 
     kind: type[DecisionRequest | SystemOneRequest]
+    param: str  # the input's field
 
     def __init__(self, reader: DecisionReader) -> None:
         self._reader = reader
@@ -37,18 +38,19 @@ class _DecisionEndpoint:
         self, prepared: PreparedDecision, results: Sequence[Any]
     ) -> PreparedDecision | None:
         """Add the requests that the reader needs after these results."""
+        assert isinstance(self._reader, FollowUps)
         return self._reader.follow_up(prepared, results)
+
+    def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> PreparedDecision:
+        """Return the requests that the reader needs."""
+        return self._reader.prepare(read_body(self.kind, body), self.param, metadata, body)
 
 
 class Decisions(_DecisionEndpoint):
     """OpenAI's Decisions API."""
 
     route: Route = DECISIONS
-    kind = DecisionRequest
-
-    def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> PreparedDecision:
-        """Return the requests that the reader needs."""
-        return self._reader.prepare(read_body(DecisionRequest, body), "input", metadata, body)
+    kind, param = DecisionRequest, "input"
 
     def finish(self, prepared: PreparedDecision, results: Sequence[Any]) -> Reply:
         """Return the answers in the order of the questions."""
@@ -69,11 +71,7 @@ class SystemOne(_DecisionEndpoint):
     """TypeSafe's System One."""
 
     route: Route = SYSTEM_ONE
-    kind = SystemOneRequest
-
-    def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> PreparedDecision:
-        """Return the requests that the reader needs."""
-        return self._reader.prepare(read_body(SystemOneRequest, body), "state", metadata, body)
+    kind, param = SystemOneRequest, "state"
 
     def finish(self, prepared: PreparedDecision, results: Sequence[Any]) -> Reply:
         """Return the answers by the names of their questions."""

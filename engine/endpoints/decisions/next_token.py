@@ -17,9 +17,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from tidemill.protocol.contract import Usage
-from tidemill.protocol.decisions.openai_body import (
-    DecisionRequest,
-)
+from tidemill.protocol.decisions.openai_body import DecisionRequest
 from tidemill.protocol.decisions.questions import Answer, Decision, Image, Part, Question
 from tidemill.protocol.decisions.systemone_body import SystemOneRequest
 from tidemill.protocol.errors import InternalError
@@ -114,7 +112,9 @@ class NextTokenReader:
         check_prompt_tokens(sum(len(request.prompt_ids) for request in requests), "questions")
         paths: list[tuple[int, Path]] = [(number, ()) for number in range(len(reads))]
         context = DecisionReads(decision, questions, reads, paths)
-        return Prepared(requests, context, metadata, num_bytes)
+        # A label of several tokens, or with a space before it, has an unfinished beginning.
+        may_follow = any(len(read.tree.next_tokens) > 1 for read in reads)
+        return Prepared(requests, context, metadata, num_bytes, may_follow=may_follow)
 
     def _images_of(
         self,

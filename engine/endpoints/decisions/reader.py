@@ -20,7 +20,8 @@ PreparedDecision = Prepared[Any, Any]
 class DecisionReader(Protocol):
     """Turns a decision into requests to the engine, and their results into answers.
 
-    Like an endpoint's functions, these are pure and may run in any thread.
+    Like an endpoint's functions, these are pure and may run in any thread. If what it prepares
+    `may_follow`, it also has `FollowUps`.
     """
 
     def fetched(
@@ -36,11 +37,6 @@ class DecisionReader(Protocol):
         `body` contains the fetched images.
         """
 
-    def follow_up(
-        self, prepared: PreparedDecision, results: Sequence[Any]
-    ) -> PreparedDecision | None:
-        """Return the decision with further requests; None if it is complete."""
-
     def answers(self, prepared: PreparedDecision, results: Sequence[Any]) -> list[Answer]:
         """Return the answer of each question, in order."""
 
@@ -55,11 +51,6 @@ class OneStepReader:
         self, body: dict[str, Any], kind: type[DecisionRequest | SystemOneRequest]
     ) -> AbstractAsyncContextManager[dict[str, Any]] | None:
         """Return None: `prepare` rejects images."""
-
-    def follow_up(
-        self, prepared: PreparedDecision, results: Sequence[Any]
-    ) -> PreparedDecision | None:
-        """Return None: there are no further requests."""
 
     def usage(self, prepared: PreparedDecision, results: Sequence[Any]) -> Usage:
         """Return the usage: the tokens of all prompts."""

@@ -69,6 +69,19 @@ def test_tokens_are_those_of_a_run(
     assert found["most_output_tokens"] >= sum(usage["completion_tokens"] for usage in ran)
 
 
+def test_prompts_of_one_request_count_in_full(
+    write_input: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the reads of a decision count their common beginning once, as their usage does."""
+    text = "Count the words of this text. "
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/completions"}
+    one, two = (
+        estimated(capsys, write_input(json.dumps({**request, "body": {"prompt": prompts}})))
+        for prompts in ([text], [f"{text}One.", f"{text}Two."])
+    )
+    assert two["prompt_tokens"] > 2 * one["prompt_tokens"]
+
+
 def test_a_shard_is_estimated_by_itself(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The lines of all shards are those of the file."""
     found = [estimated(capsys, source, "--shard", f"{number}/2") for number in (1, 2)]
