@@ -16,12 +16,13 @@ from ...text.truncation import Truncation
 from ..encoder_requests import EncoderModel
 from ..endpoint import Prepared, RequestMetadata
 from ..request_bounds import check_prompt_chars, check_prompt_tokens
-from .orders import decision_seed, mean_answer
+from .orders import decision_seed, mean_answers
 from .published_prompts import (
     answer_of,
     check_count,
     check_fixed,
     default_json,
+    no_before_yes,
     question_paths,
     shown_orders,
     state_text,
@@ -44,7 +45,6 @@ class CodeReads:
     """A decision with its reads: each a question's index and the order of its options."""
 
     decision: Decision
-    num_questions: int
     reads: list[tuple[int, tuple[int, ...]]]
 
 
@@ -74,9 +74,7 @@ class CodeReader(OneStepReader):
             count = len(question.options)
             most = _MAX_LEVELS if question.kind == "score" else len(self._head.codes)
             check_count(path, count, most)
-            # The published order of a predicate is no, then yes.
-            published = range(count) if question.kind != "predicate" else (1, 0)
-            for order in shown_orders(decision, number, published, seed):
+            for order in shown_orders(decision, number, no_before_yes(question), seed):
                 prompt = self._prompt(state, question, order, metadata)
                 num_chars += len(prompt)
                 check_prompt_chars(num_chars, "questions")
@@ -85,15 +83,15 @@ class CodeReader(OneStepReader):
                 check_prompt_tokens(num_tokens, "questions")
                 requests.append(EncodingRequest(ids))
                 reads.append((number, order))
-        return Prepared(requests, CodeReads(decision, len(questions), reads), metadata)
+        return Prepared(requests, CodeReads(decision, reads), metadata)
 
     def answers(self, prepared: _Prepared, results: Sequence[EncodingResult]) -> list[Answer]:
         """Return the answer of each question: the mean over the orders of its options."""
-        of_question: list[list[Answer]] = [[] for _ in range(prepared.context.num_questions)]
-        for (number, order), result in zip(prepared.context.reads, results, strict=True):
-            scaled = (result.values[: len(order)] / self._head.temperature).tolist()
-            of_question[number].append(answer_of(scaled, order))
-        return list(map(mean_answer, of_question))
+        reads, temperature = prepared.context.reads, self._head.temperature
+        return mean_answers(
+            (number, answer_of((result.values[: len(order)] / temperature).tolist(), order))
+            for (number, order), result in zip(reads, results, strict=True)
+        )
 
     def _prompt(
         self, state: str, question: Question, order: Sequence[int], metadata: RequestMetadata

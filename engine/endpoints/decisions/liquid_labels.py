@@ -23,7 +23,7 @@ from ..endpoint import Prepared, RequestMetadata
 from ..prompt_tokens import PromptTokenizer
 from ..request_bounds import check_prompt_chars, check_prompt_tokens
 from .next_token import usage_of
-from .orders import decision_seed, mean_answer
+from .orders import decision_seed, mean_answers
 from .published_prompts import (
     NOT_SUPPORTED,
     answer_of,
@@ -54,7 +54,6 @@ class LabelReads:
     """A decision with its reads."""
 
     decision: Decision
-    num_questions: int
     reads: list[LabelRead]
 
 
@@ -92,14 +91,14 @@ class LiquidReader(OneStepReader):
                 tokens = self._label_tokens(labels, path)
                 requests.append(self._request(ids, tokens, decision, metadata))
                 reads.append(LabelRead(number, order, tokens))
-        return Prepared(requests, LabelReads(decision, len(questions), reads), metadata)
+        return Prepared(requests, LabelReads(decision, reads), metadata)
 
     def answers(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> list[Answer]:
         """Return the answer of each question: the mean over the orders of its options."""
-        of_question: list[list[Answer]] = [[] for _ in range(prepared.context.num_questions)]
-        for read, result in zip(prepared.context.reads, results, strict=True):
-            of_question[read.question].append(_answer(read, result))
-        return list(map(mean_answer, of_question))
+        return mean_answers(
+            (read.question, _answer(read, result))
+            for read, result in zip(prepared.context.reads, results, strict=True)
+        )
 
     def usage(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Usage:
         """Return the usage; tokens that prompts share count once."""

@@ -32,7 +32,7 @@ from ..endpoint import Prepared, RequestMetadata
 from ..image_inputs import ImageInputs, ImageSupport, PlacedUrl
 from ..prompt_tokens import PromptTokenizer
 from ..request_bounds import check_prompt_chars, check_prompt_tokens
-from .orders import decision_seed, mean_answer
+from .orders import decision_seed, mean_answers
 from .prompts import DecisionPrompts, Read
 
 if TYPE_CHECKING:
@@ -87,16 +87,8 @@ class NextTokenReader:
         """
         questions = decision.parsed_questions
         reads = self._prompts.reads(decision, questions, decision_seed(decision))
-        images, num_bytes = self._images_of(decision, questions, reads, body)
+        texts, images, num_bytes = self._texts(decision, reads, param, metadata, body)
         has_template = self._model.chat_template is not None
-        texts, num_chars = list[str](), 0
-        for read, shown in zip(reads, images, strict=True):
-            text = self._prompts.prompt(decision, questions, read, metadata)
-            if not texts:  # all others have the same input
-                self._tokenizer.check_text(text, param)
-            num_chars += len(text)
-            check_prompt_chars(num_chars, "questions")
-            texts.append(self._images.expand_marks(text, shown, param))
         prompts = self._tokenizer.encode_branches(texts, param, add_special_tokens=not has_template)
         reads = [
             self._prompts.with_tree(read, text) for read, text in zip(reads, texts, strict=True)
@@ -116,24 +108,35 @@ class NextTokenReader:
         may_follow = any(len(read.tree.next_tokens) > 1 for read in reads)
         return Prepared(requests, context, metadata, num_bytes, may_follow=may_follow)
 
-    def _images_of(
+    def _texts(
         self,
         decision: Decision,
-        questions: Sequence[Question],
         reads: Sequence[Read],
+        param: str,
+        metadata: RequestMetadata,
         body: Mapping[str, Any],
-    ) -> tuple[list[list[ResizedImage]], int]:
-        """Return the images of each read's prompt in their order, and their bytes."""
-        if not _placed_urls(decision):
-            return [[] for _ in reads], 0
+    ) -> tuple[list[str], list[list[ResizedImage]], int]:
+        """Return the text and the images of each read's prompt, and the bytes of all images."""
+        questions = decision.parsed_questions
+        texts, num_chars = list[str](), 0
+        images: list[list[ResizedImage]] = []
         decoded: dict[str, ResizedImage] = {}
-        images = [
-            self._images.decode(
-                _placed(self._prompts.content(decision, questions, read)), body, decoded
-            )
-            for read in reads
-        ]
-        return images, sum(image.pixels.nbytes for image in decoded.values())
+        shared: list[Part] | None = None
+        for read, content in zip(
+            reads, self._prompts.contents(decision, questions, reads), strict=True
+        ):
+            if content is not shared:
+                shown = self._images.decode(_placed(content), body, decoded)
+                rendered = self._prompts.rendered(decision, content, metadata)
+                shared = content
+            text = rendered + self._prompts.lead(decision, questions, read)
+            if not texts:  # all others have the same input
+                self._tokenizer.check_text(text, param)
+            num_chars += len(text)
+            check_prompt_chars(num_chars, "questions")
+            texts.append(self._images.expand_marks(text, shown, param))
+            images.append(shown)
+        return texts, images, sum(image.pixels.nbytes for image in decoded.values())
 
     def follow_up(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> _Prepared | None:
         """Add sequences after beginnings of labels that are likely enough to matter."""
@@ -154,11 +157,10 @@ class NextTokenReader:
     def answers(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> list[Answer]:
         """Return the answer of each question: the mean over the orders of its options."""
         context, known = prepared.context, _logprobs_by_read(prepared, results)
-        of_question: list[list[Answer]] = [[] for _ in context.questions]
-        for number, read in enumerate(context.reads):
-            first = results[number].token_ids[0]
-            of_question[read.question].append(_answer(read, known[number], first))
-        return [mean_answer(answers) for answers in of_question]
+        return mean_answers(
+            (read.question, _answer(read, logprobs, result.token_ids[0]))
+            for read, logprobs, result in zip(context.reads, known, results, strict=False)
+        )
 
     def usage(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Usage:
         """Return the usage; tokens that prompts share count once."""

@@ -17,13 +17,14 @@ from ...text.truncation import Truncation
 from ..encoder_requests import EncoderModel
 from ..endpoint import Prepared, RequestMetadata
 from ..request_bounds import check_prompt_tokens
-from .orders import decision_seed, mean_answer
+from .orders import decision_seed, mean_answers
 from .published_prompts import (
     NOT_SUPPORTED,
     answer_of,
     check_count,
     check_fixed,
     default_json,
+    no_before_yes,
     question_paths,
     shown_orders,
     state_text,
@@ -82,10 +83,7 @@ class MarkerReader(OneStepReader):
             zip(questions, question_paths(decision), strict=True)
         ):
             check_count(path, len(question.options), self._head.max_options)
-            # The published order of a predicate is no, then yes.
-            places = range(len(question.options))
-            published = (1, 0) if question.kind == "predicate" else places
-            for order in shown_orders(decision, number, published, seed):
+            for order in shown_orders(decision, number, no_before_yes(question), seed):
                 before, markers = self._question_tokens(question, order, path)
                 ids = [*before, *self._fitting(decision, state, len(before), param), self._end]
                 num_tokens += len(ids)
@@ -98,12 +96,11 @@ class MarkerReader(OneStepReader):
 
     def answers(self, prepared: _Prepared, results: Sequence[EncodingResult]) -> list[Answer]:
         """Return the answer of each question: the mean over the orders of its options."""
-        questions = prepared.context.questions
-        of_question: list[list[Answer]] = [[] for _ in questions]
-        for (number, order), result in zip(prepared.context.reads, results, strict=True):
-            temperature = self._temperature(questions[number])
-            of_question[number].append(answer_of((result.values / temperature).tolist(), order))
-        return list(map(mean_answer, of_question))
+        temperatures = list(map(self._temperature, prepared.context.questions))
+        return mean_answers(
+            (number, answer_of((result.values / temperatures[number]).tolist(), order))
+            for (number, order), result in zip(prepared.context.reads, results, strict=True)
+        )
 
     def _question_tokens(
         self, question: Question, order: Order, path: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from random import Random
@@ -57,3 +58,11 @@ def mean_answer(answers: Sequence[Answer]) -> Answer:
     )
     agreeing = sum(answer.winner == mean.winner for answer in answers)
     return replace(mean, agreement=agreeing / count)
+
+
+def mean_answers(numbered: Iterable[tuple[int, Answer]]) -> list[Answer]:
+    """Return the mean answer of each question, from answers with the questions' numbers."""
+    of_question: dict[int, list[Answer]] = defaultdict(list)
+    for number, answer in numbered:
+        of_question[number].append(answer)
+    return [mean_answer(of_question[number]) for number in sorted(of_question)]

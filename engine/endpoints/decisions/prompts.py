@@ -82,32 +82,44 @@ class DecisionPrompts:
         """Return a read with the ways to spell its labels after the end of its prompt."""
         return replace(read, tree=self._labels.tree(read.labels, after_space=prompt[-1:].isspace()))
 
-    def prompt(
-        self,
-        decision: Decision,
-        questions: Sequence[Question],
-        read: Read,
-        metadata: RequestMetadata,
+    def contents(
+        self, decision: Decision, questions: Sequence[Question], reads: Sequence[Read]
+    ) -> Iterator[list[Part]]:
+        """Yield the parts of each read's message; reads with the same message yield one list."""
+        if decision.question_layout != "questions_first":
+            for read in reads:
+                yield merged(_row_first(decision, questions[read.question], read))
+            return
+        has_orders = (decision.debias or 1) > 1
+        shared = merged(_questions_first(decision, questions, reads, has_orders=has_orders))
+        for read in reads:
+            if has_orders:
+                options = _short_options(questions[read.question], read)
+                yield merged([*shared, f"\n\n{options}"])
+            else:
+                yield shared
+
+    def rendered(
+        self, decision: Decision, content: Sequence[Part], metadata: RequestMetadata
     ) -> str:
-        """Return the text of a read's prompt, up to the first token of the answer."""
-        content = self.content(decision, questions, read)
-        lead = _lead(questions, read) if decision.question_layout == "questions_first" else ""
+        """Return the text of a message, up to the beginning of its answer."""
         if self._chats is None:
-            return f"{_plain(content)}\n\n{lead or 'Answer:'}"
+            return _plain(content)
         request = ChatCompletionRequest.model_construct(
             messages=[_message(content)],
             chat_template_kwargs=decision.chat_template_kwargs,
             reasoning_effort="none",
         )
         prompt = self._chats.prompt_text(request, metadata.created)
-        return f"{prompt}{self._answer_start(prompt)}{lead}"
+        return prompt + self._answer_start(prompt)
 
-    def content(self, decision: Decision, questions: Sequence[Question], read: Read) -> list[Part]:
-        """Return the parts of a read's prompt, without the marks of the chat template."""
+    def lead(self, decision: Decision, questions: Sequence[Question], read: Read) -> str:
+        """Return the beginning of an answer, which names its question if all come first."""
+        lead = ""
         if decision.question_layout == "questions_first":
-            given = self._given_reads(questions, read)
-            return merged(_questions_first(decision, questions, read, given))
-        return merged(_row_first(decision, questions[read.question], read))
+            number = "" if len(questions) == 1 else f" to question {read.question + 1}"
+            lead = f"Answer{number}:\n"
+        return lead if self._chats is not None else f"\n\n{lead or 'Answer:'}"
 
     def _answer_start(self, prompt: str) -> str:
         """Return the marks that end the reasoning, which a prompt may have opened."""
@@ -118,18 +130,6 @@ class DecisionPrompts:
             return ""
         opened = "" if prompt.rstrip().endswith(reasoning.opens) else reasoning.opens[0]
         return f"{opened}\n{reasoning.closes[0]}\n\n"
-
-    def _given_reads(self, questions: Sequence[Question], read: Read) -> list[Read]:
-        """Return a read of each question in the given order of its options, without its tree.
-
-        It is how the questions are shown before the input, the same for all reads.
-        """
-        reads = []
-        for number, question in enumerate(questions):
-            order = tuple(range(len(question.options)))
-            places, labels = _places(question.kind, order), self._labels_of(question)
-            reads.append(replace(read, question=number, order=order, labels=labels, places=places))
-        return reads
 
     def _labels_of(self, question: Question) -> tuple[str, ...]:
         count = len(question.options)
@@ -160,28 +160,22 @@ def _row_first(decision: Decision, question: Question, read: Read) -> Iterator[P
 
 
 def _questions_first(
-    decision: Decision, questions: Sequence[Question], read: Read, given: Sequence[Read]
+    decision: Decision, questions: Sequence[Question], reads: Sequence[Read], *, has_orders: bool
 ) -> Iterator[Part]:
-    # With several orders, the labels come after the input: the questions are then the same.
-    has_orders = (decision.debias or 1) > 1
+    """Yield the message that the reads share; if they have orders, each adds its own labels."""
+    read_of = {read.question: read for read in reads}
     if decision.instructions:
         yield f"{decision.instructions}\n\n"
     for number, question in enumerate(questions):
+        read = read_of[number]
         yield "Question: " if len(questions) == 1 else f"Question {number + 1}: "
         yield from question.instructions
-        yield from _option_lines(question, None if has_orders else given[number])
+        yield from _option_lines(question, None if has_orders else read)
         if not (has_orders and question.kind == "predicate"):
-            yield f"\n{_ask(question, given[number])}"
+            yield f"\n{_ask(question, read)}"
         yield "\n\n"
     yield "Input:\n"
     yield from decision.state_parts
-    if has_orders:
-        yield f"\n\n{_short_options(questions[read.question], read)}"
-
-
-def _lead(questions: Sequence[Question], read: Read) -> str:
-    """Return the beginning of the answer, which names the question if there are several."""
-    return "Answer:\n" if len(questions) == 1 else f"Answer to question {read.question + 1}:\n"
 
 
 def _option_lines(question: Question, read: Read | None) -> Iterator[str]:

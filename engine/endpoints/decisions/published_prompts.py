@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 from tidemill.protocol.decisions.openai_body import DecisionRequest
-from tidemill.protocol.decisions.questions import Answer, Decision, Image, Part
+from tidemill.protocol.decisions.questions import Answer, Decision, Image, Part, Question
 from tidemill.protocol.decisions.systemone_body import SystemOneRequest
 from tidemill.protocol.errors import RequestError
 
@@ -67,6 +67,11 @@ def question_paths(decision: Decision) -> list[str]:
     if isinstance(decision, SystemOneRequest):
         return [f"questions.{name}" for name in decision.questions]
     return [f"questions.{place}" for place in range(len(decision.parsed_questions))]
+
+
+def no_before_yes(question: Question) -> Sequence[int]:
+    """Return the published order of a question's options: no, then yes, in a predicate."""
+    return (1, 0) if question.kind == "predicate" else range(len(question.options))
 
 
 def shown_orders(
