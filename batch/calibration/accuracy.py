@@ -7,18 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
+from tidemill.protocol.decisions.questions import winner_of
+
 from .probability_maps import Probabilities
 
 THRESHOLDS: Final = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
 TARGETS: Final = (0.8, 0.9, 0.95, 0.98, 0.99)
 _NUM_BINS: Final = 10
-_BAR_CHARS: Final = 30
 _Z: Final = 1.96  # of a two-sided interval of 95 %
-
-
-def winner(probabilities: Probabilities) -> int:
-    """Return the index of the most likely option; the first of equal ones."""
-    return max(range(len(probabilities)), key=probabilities.__getitem__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +59,7 @@ class Accuracy:
     @classmethod
     def measure(cls, rows: Sequence[Probabilities], gold: Sequence[int]) -> Self:
         """Return the accuracy of the most likely options."""
-        winners = [winner(row) for row in rows]
+        winners = list(map(winner_of, rows))
         pairs = [
             (row[best], best == answer)
             for row, best, answer in zip(rows, winners, gold, strict=True)

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from tidemill.protocol.constraints.finite_values import MAX_VALUES, SchemaValues, value_text
+from tidemill.protocol.constraints.schema_facts import pointer_part
 
 from .recipe import Recipe
 
@@ -67,7 +68,7 @@ def confidence_columns(recipe: Recipe) -> list[ConfidenceColumn]:
     return [
         column
         for name, inner in properties.items()
-        for column in _columns_of(name, _pointer(name), values.finite(inner), 1)
+        for column in _columns_of(name, f"/{pointer_part(name)}", values.finite(inner), 1)
     ]
 
 
@@ -98,7 +99,3 @@ def _choices(recipe: Recipe) -> Sequence[Any] | None:
         return None
     found = list(dict.fromkeys(found))
     return found if len(found) <= MAX_VALUES else None
-
-
-def _pointer(name: str) -> str:
-    return f"/{name.replace('~', '~0').replace('/', '~1')}"

@@ -7,7 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from .questions import CALIBRATED, Probabilities, TableQuestion, winner_of
+from tidemill.protocol.decisions.questions import mean_level, winner_of
+
+from .questions import CALIBRATED, Probabilities, TableQuestion
 
 
 def all_question_fields(questions: Sequence[TableQuestion]) -> list[pa.Field]:
@@ -57,9 +59,7 @@ def _cells(question: TableQuestion, kind: pa.DataType, row: Probabilities | None
     winner = winner_of(row)
     option = question.options[winner]
     value = option.value if pa.types.is_boolean(kind) else option.text
-    score = []
-    if question.kind == "score":
-        score = [sum(level * share for level, share in enumerate(row))]
+    score = [mean_level(row)] if question.kind == "score" else []
     return [value, *score, row[winner], _struct(question, row)]
 
 

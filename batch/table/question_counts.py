@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from .questions import Probabilities, TableQuestion, winner_of
+from tidemill.protocol.decisions.questions import mean_level, winner_of
+
+from .questions import Probabilities, TableQuestion
 
 LOW_MASS: Final = 0.1
 """Share of the whole vocabulary below which the labels hardly describe an answer."""
@@ -38,7 +40,7 @@ class QuestionCounts:
         """Count an answer; another server's rows may have no diagnostics."""
         self.winners[winner_of(probabilities)] += 1
         self.entropy -= sum(share * math.log2(share) for share in probabilities if share > 0)
-        self.score += sum(level * share for level, share in enumerate(probabilities))
+        self.score += mean_level(probabilities)
         if diagnostics is None:
             return
         self.num_diagnosed += 1

@@ -157,11 +157,6 @@ def probabilities_of(question: TableQuestion, answer: Mapping[str, Any]) -> Prob
     return tuple(each["probability"] for each in answer["probabilities"])
 
 
-def winner_of(probabilities: Probabilities) -> int:
-    """Return the index of the most likely option; the first of equal ones."""
-    return max(range(len(probabilities)), key=probabilities.__getitem__)
-
-
 def checked_layout(keys: Mapping[str, Any]) -> Layout:
     """Return the layout of the prompts; raises RecipeError for an unknown one."""
     layout: Layout = keys.get("question_layout") or TABLE_LAYOUT

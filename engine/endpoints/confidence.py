@@ -18,6 +18,7 @@ import numpy as np
 
 from tidemill.protocol.constraints.finite_values import MAX_VALUES, SchemaValues, value_text
 from tidemill.protocol.constraints.request import OutputConstraint
+from tidemill.protocol.constraints.schema_facts import pointer_part
 
 from ..scheduling.sequence import Sampling, SequenceRequest, SequenceResult
 from ..scheduling.token_choices import TokenChoice
@@ -224,8 +225,8 @@ def _nodes(
         if is_object:
             key, position = _DECODER.raw_decode(text, position)
             position = _skip(text, _skip(text, position) + 1)
-        name = str(key).replace("~", "~0").replace("/", "~1")
-        yield from _nodes(text, position, f"{pointer}/{name}", values.member(schema, key), values)
+        inner = f"{pointer}/{pointer_part(str(key))}"
+        yield from _nodes(text, position, inner, values.member(schema, key), values)
         position = _skip(text, _DECODER.raw_decode(text, position)[1])
         if text[position] == ",":
             position = _skip(text, position + 1)

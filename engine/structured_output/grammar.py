@@ -17,6 +17,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tidemill.protocol.constraints.automata import check_grammar
 from tidemill.protocol.constraints.look_ahead import looks_around
 from tidemill.protocol.constraints.request import OutputConstraint, json_layout
+from tidemill.protocol.constraints.schema_facts import pointer_part
 from tidemill.protocol.errors import RequestError
 
 from .compiler import MAX_SECONDS, check_lark, check_regex, compiled
@@ -104,7 +105,7 @@ def _patterns(node: object, place: str) -> Iterator[tuple[str, str]]:
             yield from _patterns(each, f"{place}/{number}")
     elif isinstance(node, dict):
         for name, value in node.items():
-            inner = f"{place}/{name.replace('~', '~0').replace('/', '~1')}"
+            inner = f"{place}/{pointer_part(name)}"
             if name == "pattern" and isinstance(value, str):
                 yield inner, value
             elif place.endswith("/patternProperties"):

@@ -7,7 +7,6 @@ run does; the output is written from both. The folder stays if rows failed, for 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..console.errors import BadInput
+from .durable_json import save_json
 from .paths import spool_path
 
 SUFFIX: Final = ".cascade"
@@ -77,13 +77,8 @@ class CascadeFiles:
     def save(self, settings: Mapping[str, Any], selection: Selection | None) -> None:
         """Write the settings and the selection atomically, and create the folder."""
         self.folder.mkdir(exist_ok=True)
-        growing = self._record.with_suffix(".new")
-        with growing.open("w", encoding="utf-8") as file:
-            selected = None if selection is None else asdict(selection)
-            json.dump({"settings": {**settings}, "selection": selected}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        growing.replace(self._record)
+        selected = None if selection is None else asdict(selection)
+        save_json(self._record, {"settings": {**settings}, "selection": selected})
 
     def load(self) -> tuple[Mapping[str, Any], Selection | None]:
         """Return the settings, and the selection once it is made; raises BadInput."""

@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 
 from ..console.errors import BadInput
 from ..console.terminal import amount
+from .durable_json import save_json
 from .paths import SPOOL_SUFFIX
 
 SUFFIX: Final = ".settings"
@@ -84,17 +85,12 @@ class RowSettings:
 
     def save(self, path: Path) -> None:
         """Write the file atomically; raises OSError."""
-        growing = path.with_name(path.name + ".new")
         found = {
             "object": _OBJECT,
             "made_with": self.as_list(),
             "retries_truncated": self.retries_truncated,
         }
-        with growing.open("w", encoding="utf-8") as file:
-            json.dump(found, file, default=str)  # a recipe of TOML may contain a date
-            file.flush()
-            os.fsync(file.fileno())
-        growing.replace(path)
+        save_json(path, found)
 
     def as_list(self) -> list[dict[str, Any]]:
         """Return the list that `parse` reads."""
@@ -191,6 +187,13 @@ def describe(found: Differences, before: str = "before", now: str = "now") -> li
         for name, pair in found.items()
         for old, new in [_shown(*pair)]
     ]
+
+
+def refusal(target: Path, found: Differences, *more_ways: str) -> str:
+    """Return the message for a command that differs from the rows of an output."""
+    head = f"the rows of {target} have other settings than this command:"
+    way = "Pass the same settings, or start over with --force without --resume."
+    return "\n".join((head, *describe(found), " ".join((way, *more_ways))))
 
 
 def use_lines(uses: Sequence[SettingsUse]) -> list[str]:

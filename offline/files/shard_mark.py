@@ -14,6 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, Self
 
+from .durable_json import save_json
 from .shard import Boundary, Shard, ShardLines
 
 SUFFIX: Final = ".done"
@@ -66,12 +67,7 @@ class ShardMark:
 
     def save(self, path: Path) -> None:
         """Write the mark atomically."""
-        growing = path.with_name(path.name + ".new")
-        with growing.open("w", encoding="utf-8") as file:
-            json.dump(asdict(self), file, default=str)
-            file.flush()
-            os.fsync(file.fileno())
-        growing.replace(path)
+        save_json(path, asdict(self))
 
 
 def mark_finished(

@@ -21,7 +21,7 @@ from ..console.terminal import amount, log
 from ..engine.engine import Load, load_engine
 from ..files.cascade_files import CascadeFiles, Selection
 from ..files.recorded_run import card_of_output
-from ..files.row_settings import describe, differences
+from ..files.row_settings import differences, refusal
 from .cascade_card import write_cascade_card
 from .cascade_check import check_cascade, second_model
 from .cascade_report import report_lines
@@ -174,11 +174,8 @@ def _refuse_earlier(options: RunOptions, files: CascadeFiles) -> None:
 
 def _check_settings(options: RunOptions, earlier: Mapping[str, Any]) -> None:
     assert options.cascade is not None
-    found = differences(earlier, options.cascade.settings)
-    if found:
-        head = f"the rows of {options.target} have other settings than this command:"
-        advice = "Pass the same settings, or start over with --force without --resume."
-        raise Refused("\n".join((head, *describe(found), advice)))
+    if found := differences(earlier, options.cascade.settings):
+        raise Refused(refusal(options.target, found))
 
 
 def _check_complete(options: RunOptions) -> int:

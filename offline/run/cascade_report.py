@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from tidemill.batch.calibration.report import FEW_GOLD_ROWS
+
 from ..console.tables import columns
 from ..console.terminal import amount
 
@@ -14,7 +16,6 @@ PARTS: Final = {
     "second": "second model, escalated rows",
     "cascade": "cascade",
 }
-_FEW_GOLD_ROWS: Final = 50
 
 
 def report_lines(cascade: Mapping[str, Any]) -> Iterator[str]:
@@ -59,8 +60,8 @@ def _threshold_lines(cascade: Mapping[str, Any]) -> Iterator[str]:
         )
         if checked is not None and checked < target:
             yield "the cross-checked accuracy is lower: add gold rows, or raise the target"
-    if gold["num_rows"] < _FEW_GOLD_ROWS:
-        yield f"fewer than {_FEW_GOLD_ROWS} gold rows: the threshold is uncertain"
+    if gold["num_rows"] < FEW_GOLD_ROWS:
+        yield f"fewer than {FEW_GOLD_ROWS} gold rows: the threshold is uncertain"
 
 
 def _accuracy(found: Mapping[str, Any] | None) -> str:

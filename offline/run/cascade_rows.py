@@ -187,7 +187,8 @@ def _are_right(row: DecidedRow, gold: Gold, recipe: Recipe | None) -> dict[str, 
     """Return whether each answer that is known is right."""
     if recipe is None or row.body is None or not gold:
         return {}
-    from tidemill.batch.table.questions import probabilities_of, winner_of
+    from tidemill.batch.table.questions import probabilities_of
+    from tidemill.protocol.decisions.questions import winner_of
 
     found = {}
     for question, answer in zip(recipe.questions, row.body["answers"], strict=True):

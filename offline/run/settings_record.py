@@ -28,8 +28,8 @@ from ..files.row_settings import (
     RowSettings,
     Settings,
     SettingsUse,
-    describe,
     differences,
+    refusal,
     settings_path,
     settings_path_of,
     without_raised_limits,
@@ -276,7 +276,7 @@ def card_settings(options: RunOptions) -> RowSettings | None:
 
 
 def _refusal(options: RunOptions, found: Differences) -> str:
-    ways = ["Pass the same settings, or start over with --force without --resume."]
+    ways = []
     if not without_raised_limits(found):
         ways.append(
             "To rerun truncated and failed rows with the higher limit, pass --retry-truncated."
@@ -285,5 +285,4 @@ def _refusal(options: RunOptions, found: Differences) -> str:
         ways.append(
             "To keep the rows and run the rest with new settings, pass --allow-other-settings."
         )
-    head = f"the rows of {options.target} have other settings than this command:"
-    return "\n".join((head, *describe(found), " ".join(ways)))
+    return refusal(options.target, found, *ways)

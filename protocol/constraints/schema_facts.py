@@ -208,6 +208,11 @@ class SchemaFacts:
         return _common(sets) if of_all else _united(sets)
 
 
+def pointer_part(name: str) -> str:
+    """Return a name as a part of a JSON pointer."""
+    return name.replace("~", "~0").replace("/", "~1")
+
+
 def resolved(root: Schema, reference: str) -> Schema:
     """Return the target of a reference into a schema (`#`, and a JSON pointer); else True."""
     if reference != "#" and not reference.startswith("#/"):

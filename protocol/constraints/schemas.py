@@ -20,7 +20,7 @@ from .idle_keywords import IdleKeywords
 from .listed_properties import KINDS
 from .look_ahead import LookAroundError, looks_around, plain_pattern, plain_patterns
 from .ranges import BOUNDS, RangeError, held_range
-from .schema_facts import resolved
+from .schema_facts import pointer_part, resolved
 from .sizes import TooLarge
 
 MAX_DEPTH = 50
@@ -115,7 +115,7 @@ class _Reading:
         idle = frozenset() if _REFUSED.isdisjoint(schema) else _IDLE.find(schema)
         for keyword, value in schema.items():
             if keyword not in idle:
-                served |= self._keyword(keyword, value, f"{place}/{_escaped(keyword)}", depth)
+                served |= self._keyword(keyword, value, f"{place}/{pointer_part(keyword)}", depth)
         self._note_format(schema, place)
         self._settle_rest(served, place)
         if "propertyNames" in schema and "propertyNames" not in idle:
@@ -298,7 +298,7 @@ class _Reading:
         if has_patterns and any(map(has_open_escape, values)):
             raise self.error(place, "has a name that ends in an unescaped backslash")
         return {
-            held: self.schema(one, f"{place}/{_escaped(name)}", depth + 1)
+            held: self.schema(one, f"{place}/{pointer_part(name)}", depth + 1)
             for name, one in values.items()
             for held in self._held_name(name, place, is_pattern=has_patterns)
         }
@@ -307,7 +307,7 @@ class _Reading:
         """Return a member's name, or a name pattern without look-ahead."""
         if not is_pattern:
             return (name,)
-        return self._plain(name, f"{place}/{_escaped(name)}", plain_pattern)
+        return self._plain(name, f"{place}/{pointer_part(name)}", plain_pattern)
 
     def _checked(self, keyword: str, value: Any, place: str) -> dict[str, Any]:
         """Return a keyword whose value has the right type, unless it is an annotation."""
@@ -335,10 +335,6 @@ class _Reading:
         """Return the error for a part of the schema."""
         where = f"`{place}` of `{self._param}`" if place else f"`{self._param}`"
         return RequestError(f"{where} {words}.", param=self._param, code="invalid_schema")
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
 
 
 def _is_number(value: object) -> bool:

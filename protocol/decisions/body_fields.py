@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from ..chat import free_names
 from ..errors import RequestError
-from ..fields import encodable
+from ..fields import Text, Whole, encodable
+from .questions import MAX_ORDERS
 
 _MANY_VALUES = 10_000
 _THINKING = frozenset({"enable_thinking", "thinking", "thinking_budget"})
@@ -38,6 +39,8 @@ def without_thinking(variables: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in variables.items() if name in rest}
 
 
+Filled = Annotated[Text, Field(min_length=1)]
+NumOrders = Annotated[Whole, Field(ge=1, le=MAX_ORDERS)]
 TemplateVariables = Annotated[
     dict[str, Any], AfterValidator(free_names), AfterValidator(without_thinking)
 ]

@@ -27,9 +27,7 @@ _TEXTS = ("input_text", "output_text", "text")
 
 def _part_type(value: object) -> object:
     if value not in _TEXTS:
-        raise ValueError(
-            "must be 'input_text', 'input_image', 'input_json', 'output_text' or 'refusal'"
-        )
+        raise ValueError(f"must be {_PART_TYPES}")
     return value
 
 

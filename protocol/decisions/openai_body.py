@@ -19,13 +19,12 @@ from pydantic import (
 )
 
 from ..errors import RequestError
-from ..fields import Seed, Text, Whole
+from ..fields import Seed, Text
 from ..validation import short_repr
-from .body_fields import TemplateVariables
+from .body_fields import Filled, NumOrders, TemplateVariables
 from .input_items import Content, InputItem, content_parts, form_of_input, item_parts
 from .questions import (
     MAX_OPTIONS,
-    MAX_ORDERS,
     MAX_QUESTIONS,
     NO,
     YES,
@@ -36,10 +35,12 @@ from .questions import (
     Part,
     Question,
     check_size,
+    mean_level,
     merged,
 )
 
-_Filled = Annotated[Text, Field(min_length=1)]
+# Fields with the options of a question, by its type.
+_FIELDS = {"choice": "choices", "score": "levels"}
 
 
 def _value_form(value: object) -> str:
@@ -90,7 +91,7 @@ class Choice(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     value: Annotated[
-        Annotated[_Filled, Tag("<text>")] | Annotated[StrictBool, Tag("<boolean>")],
+        Annotated[Filled, Tag("<text>")] | Annotated[StrictBool, Tag("<boolean>")],
         Discriminator(_value_form),
     ]
     description: Text | None = None
@@ -112,7 +113,7 @@ class Level(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    label: _Filled
+    label: Filled
     description: Text | None = None
 
 
@@ -151,7 +152,7 @@ class DecisionRequest(BaseModel):
 
     model: str | None = None
     input: Annotated[
-        Annotated[_Filled, Tag("<text>")]
+        Annotated[Filled, Tag("<text>")]
         | Annotated[list[InputItem], Field(fail_fast=True, min_length=1), Tag("<items>")],
         Discriminator(
             form_of_input,
@@ -165,27 +166,18 @@ class DecisionRequest(BaseModel):
 
     instructions: Text | None = None
     question_layout: Layout | None = None
-    debias: Annotated[Whole, Field(ge=1, le=MAX_ORDERS)] | None = None
+    debias: NumOrders | None = None
     seed: Seed | None = None
     chat_template_kwargs: TemplateVariables | None = None
-    cache_salt: _Filled | None = None
+    cache_salt: Filled | None = None
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
         for place, question in enumerate(self.questions):
-            options: Sequence[object] = (
-                question.choices
-                if isinstance(question, ChoiceQuestion)
-                else question.levels
-                if isinstance(question, ScoreQuestion)
-                else (YES, NO)
-            )
-            if len(options) < 2:
-                field = "choices" if isinstance(question, ChoiceQuestion) else "levels"
-                raise RequestError(
-                    f"`questions.{place}.{field}` must have at least 2 items.",
-                    param=f"questions.{place}.{field}",
-                )
+            field = _FIELDS.get(question.type)
+            if field is not None and len(getattr(question, field)) < 2:
+                path = f"questions.{place}.{field}"
+                raise RequestError(f"`{path}` must have at least 2 items.", param=path)
         check_size(self)
         if not self.state_parts:
             raise RequestError("`input` must not be empty.", param="input")
@@ -277,7 +269,7 @@ def _answer_body(question: AnyQuestion, answer: Answer) -> dict[str, Any]:
         }
     return {
         **body,
-        "score": answer.mean_level,
+        "score": mean_level(answer.probabilities),
         "confidence": confidence,
         "probabilities": [
             {"value": index, "label": level.label, "probability": share}

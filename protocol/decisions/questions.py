@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal, Protocol
@@ -52,6 +52,16 @@ class Question:
     options: tuple[Option, ...]
 
 
+def winner_of(probabilities: Sequence[float]) -> int:
+    """Return the index of the most likely option; the first of equal ones."""
+    return max(range(len(probabilities)), key=probabilities.__getitem__)
+
+
+def mean_level(probabilities: Sequence[float]) -> float:
+    """Return the expected index of the option: the score of a scale."""
+    return sum(level * share for level, share in enumerate(probabilities))
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """Probabilities of a question's options, in their order; they add up to 1.
@@ -69,12 +79,7 @@ class Answer:
     @property
     def winner(self) -> int:
         """Return the index of the most likely option; the first of equal ones."""
-        return max(range(len(self.probabilities)), key=self.probabilities.__getitem__)
-
-    @property
-    def mean_level(self) -> float:
-        """Return the expected index of the option: the score of a scale."""
-        return sum(index * share for index, share in enumerate(self.probabilities))
+        return winner_of(self.probabilities)
 
     def diagnostics(self) -> dict[str, Any]:
         """Return the answer's diagnostics as the body shows them."""

@@ -16,12 +16,11 @@ from pydantic import (
 )
 
 from ..errors import RequestError
-from ..fields import Seed, Text, Whole
+from ..fields import Seed, Text
 from ..parts import CheckedUrl
-from .body_fields import TemplateVariables, checked_text, text_of_json
+from .body_fields import Filled, NumOrders, TemplateVariables, checked_text, text_of_json
 from .questions import (
     MAX_OPTIONS,
-    MAX_ORDERS,
     MAX_QUESTIONS,
     Answer,
     Image,
@@ -31,10 +30,10 @@ from .questions import (
     Part,
     Question,
     check_size,
+    mean_level,
     merged,
 )
 
-_Filled = Annotated[Text, Field(min_length=1)]
 _KINDS: dict[str, Kind] = {"choice": "choice", "noul": "predicate", "score": "score"}
 
 
@@ -81,10 +80,10 @@ class SystemOneRequest(BaseModel):
     instructions: Text | None = None
     images: Annotated[list[CheckedUrl], Field(fail_fast=True)] | None = None
     chat_template_kwargs: TemplateVariables | None = None
-    cache_salt: _Filled | None = None
+    cache_salt: Filled | None = None
 
     question_layout: Layout | None = None
-    debias: Annotated[Whole, Field(ge=1, le=MAX_ORDERS)] | None = None
+    debias: NumOrders | None = None
     seed: Seed | None = None
 
     @model_validator(mode="after")
@@ -213,7 +212,7 @@ def _answer_body(question: Question, answer: Answer) -> dict[str, Any]:
         }
     return {
         "type": "score",
-        "score": answer.mean_level,
+        "score": mean_level(answer.probabilities),
         "legend": {str(index): text for index, text in enumerate(texts)},
         "probabilities": {str(index): share for index, share in enumerate(shares)},
         "confidence": confidence,
