@@ -12,6 +12,7 @@ from ..errors import RequestError
 from ..fields import Text, Whole, encodable
 from .questions import MAX_ORDERS
 
+MAX_DEPTH = 200  # as in a line of a batch file
 _MANY_VALUES = 10_000
 _THINKING = frozenset({"enable_thinking", "thinking", "thinking_budget"})
 
@@ -51,26 +52,30 @@ def text_of_json(value: object, path: str) -> str:
 
     Raises `RequestError` naming `path` for a value that cannot be sent as text.
     """
-    try:
-        text = value if isinstance(value, str) else _json(value)
-    except RecursionError:
-        raise RequestError(f"`{path}` is nested too deeply.", param=path) from None
-    return checked_text(text, path)
+    return checked_text(value if isinstance(value, str) else _json(value, path), path)
 
 
-def _json(value: object) -> str:
+def _json(value: object, path: str) -> str:
     """Return a value as JSON; other threads run while a large one is printed."""
     encoder = json.JSONEncoder(ensure_ascii=False)
-    return "".join(encoder.iterencode(value)) if _is_large(value) else encoder.encode(value)
+    is_large = _num_values(value, path) > _MANY_VALUES
+    return "".join(encoder.iterencode(value)) if is_large else encoder.encode(value)
 
 
-def _is_large(value: object) -> bool:
-    num_values, containers = 0, [value]
-    for container in containers:  # which grows by those inside
-        if isinstance(container, (dict, list)):
-            num_values += len(container)
-            if num_values > _MANY_VALUES:
-                return True
-            inside = container.values() if isinstance(container, dict) else container
-            containers += (item for item in inside if isinstance(item, (dict, list)))
-    return False
+def _num_values(value: object, path: str) -> int:
+    """Return how many values are inside; raise `RequestError` for one nested too deeply."""
+    num_values, depth, level = 0, 0, [value]
+    while level:
+        inside = [
+            item
+            for container in level
+            if isinstance(container, (dict, list))
+            for item in (container.values() if isinstance(container, dict) else container)
+        ]
+        level = [item for item in inside if isinstance(item, (dict, list))]
+        num_values, depth = num_values + len(inside), depth + 1
+        if level and depth >= MAX_DEPTH:
+            raise RequestError(
+                f"`{path}` is nested too deeply: the limit is {MAX_DEPTH} levels.", param=path
+            )
+    return num_values

@@ -115,7 +115,7 @@ DECISIONS: list[tuple[dict[str, Any], str, str]] = [
 SYSTEM_ONE: list[tuple[dict[str, Any], str, str]] = [
     ({"state": ""}, "state", "must not be empty"),
     ({"state": {"a": "\ud800"}}, "state", "surrogates"),
-    ({"state": deep(5_000)}, "state", "nested too deeply"),
+    ({"state": deep(200)}, "state", "nested too deeply: the limit is 200 levels"),
     ({"questions": {}}, "questions", "must not be empty"),
     ({"questions": [NOUL]}, "questions", "must be an object"),
     ({"questions": {"": NOUL}}, "questions", "an empty name"),
@@ -171,7 +171,7 @@ def test_a_boolean_is_distinct_from_its_text() -> None:
     assert len(decision(questions=values).parsed_questions) == 400
 
 
-@pytest.mark.parametrize("state", [None, False, 0, 1.5, [], {}, "x", {"a": [1]}, deep(100)])
+@pytest.mark.parametrize("state", [None, False, 0, 1.5, [], {}, "x", {"a": [1]}, deep(199)])
 def test_a_state_is_any_json(state: object) -> None:
     """The model reads a string as it is and all other values as JSON."""
     [text] = system_one(state=state).state_parts

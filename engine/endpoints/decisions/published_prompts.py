@@ -42,10 +42,7 @@ def state_text(decision: Decision, write_json: Callable[[object], str]) -> str:
     if isinstance(decision, SystemOneRequest) and not isinstance(decision.state, str):
         for part in decision.state_parts:
             _check_text(part)
-        try:
-            return write_json(decision.state)
-        except RecursionError:
-            raise RequestError("`state` is nested too deeply.", param="state") from None
+        return write_json(decision.state)
     return text_of(decision.state_parts)
 
 
