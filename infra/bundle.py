@@ -21,10 +21,10 @@ from aws_cdk import aws_lambda as lambda_
 from infra.pip_target import BUNDLES, LAMBDA_PYTHON, ROOT, Processor, find_python, install, locked
 from infra.tables_layer import build_tables_layer
 from tidemill.handler.aws.calls import SERVICES
-from tidemill.handler.dashboard.assets import INSTALLED, LICENCES, VENDOR
 
 _OWN_PACKAGES = tuple(
-    f"tidemill/{name}" for name in ("__init__.py", "handler", "batch", "net", "protocol")
+    f"tidemill/{name}"
+    for name in ("__init__.py", "handler", "dashboard", "batch", "net", "protocol")
 )
 # Packages that only workers and a cluster's launcher run.
 _IGNORED = shutil.ignore_patterns(
@@ -104,7 +104,6 @@ def _fill(folder: Path, processor: Processor, python: str, wanted: Sequence[str]
             shutil.copytree(source, target, ignore=_IGNORED)
         else:
             shutil.copy(source, target)
-    _copy_vendor(folder / "tidemill" / "handler" / "dashboard" / "vendor")
 
 
 def _compile(folder: Path, python: str, compiler: str | None) -> None:
@@ -118,13 +117,6 @@ def _compile(folder: Path, python: str, compiler: str | None) -> None:
     subprocess.run(  # noqa: S603 - our own command
         [compiler, *compile_all, "-s", str(folder), str(folder)], check=True
     )
-
-
-def _copy_vendor(folder: Path) -> None:
-    """Copy the dashboard's npm packages next to it, with their licences."""
-    folder.mkdir()
-    for name, path in {**VENDOR, **LICENCES}.items():
-        shutil.copy(INSTALLED / path, folder / name)
 
 
 def requirements(*, has_oidc: bool = False) -> list[str]:
@@ -158,8 +150,6 @@ def _sources() -> Iterator[Path]:
     yield ROOT / "pyproject.toml"
     yield Path(__file__)
     yield ROOT / "infra" / "pip_target.py"
-    # The npm packages of the dashboard are the ones installed there.
-    yield ROOT / "infra" / "package-lock.json"
     for name in _OWN_PACKAGES:
         source = ROOT / name
         yield from _files_of(source) if source.is_dir() else [source]

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGES = (
     *("net", "protocol", "batch", "engine", "engine_process", "handler", "server", "offline"),
-    *("sdk", "cli", "infra", "localstack", "demo", "bench", "tools"),
+    *("dashboard", "sdk", "cli", "infra", "localstack", "demo", "bench", "tools"),
 )
 # A docstring starts with the field's noun or a verb.
 QUESTION = re.compile(r"(What|Who|Whose|Whom|Which|How|Where|When|Whether|Why)\b")

@@ -62,9 +62,11 @@ MAY_IMPORT = {
         "starlette",
         "uvicorn",
     },
+    "dashboard": GROUND | {"jinja2", "markupsafe", "pydantic", "pydantic_core"},
     "engine_process": GROUND | {"pydantic", "pydantic_core"},
     "handler": GROUND
     | {
+        "tidemill.dashboard",
         "tidemill.engine_process",
         "aiobotocore",
         "aiohttp",
@@ -73,8 +75,6 @@ MAY_IMPORT = {
         "boto3",
         "botocore",
         "httpx",
-        "jinja2",
-        "markupsafe",
         # Only if OIDC tokens are accepted, and imported only for that.
         "jwt",
         "prometheus_client",

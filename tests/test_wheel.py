@@ -29,11 +29,11 @@ DATA = (
     "demo/model/model.safetensors",
     "demo/speech/model.safetensors",
     "engine/model/config/transformers_fields.json",
-    "handler/dashboard/static/app.js",
+    "dashboard/static/app.js",
     "offline/rows/page/page.css",
     "offline/rows/page/page.html",
     "offline/rows/page/page.js",
-    "handler/dashboard/templates/page.html",
+    "dashboard/templates/page.html",
 )
 
 

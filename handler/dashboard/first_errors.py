@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
-
-from pydantic_core import from_json
+from typing import Final
 
 from tidemill.batch.errors import BadPart
 from tidemill.batch.model import Batch, Shard
 from tidemill.batch.object_keys import part_prefix
 from tidemill.batch.result_kinds import ERRORS
+from tidemill.dashboard.failures import Failure, read_row
 
 from ..aws.calls import Operation
 from ..deployment import Deployment
 from ..errors import NotThere
-from .error_kinds import Failure
 
 # Each row of a part needs a request to S3; those of an error file share one.
 _MAX_READ: Final = 10
 _MAX_BYTES: Final = 2**18
-_MAX_CHARS: Final = 600
 _MAX_SHARDS, _MAX_PARTS, _MAX_PAGES = 3, 10, 8
 
 
@@ -109,32 +106,3 @@ def _of_object(
     # The bytes after the last newline may be the beginning of a row.
     *rows, _ = head.split(b"\n")
     return [row for row in map(read_row, rows) if row is not None]
-
-
-def read_row(data: bytes) -> Failure | None:
-    """Return the failure that a row reports, None for a row without one."""
-    try:
-        row = from_json(data)
-    except ValueError:
-        return None
-    response = _fields(row, "response")
-    error = _fields(row, "error") or _fields(response.get("body"), "error")
-    # vLLM's rows have an error within the error.
-    error = _fields(error, "error") or error
-    status = response.get("status_code")
-    return Failure(
-        place=_text(_fields({"row": row}, "row").get("custom_id")),
-        status=status if isinstance(status, int) else None,
-        code=_text(error.get("code") or error.get("type")),
-        message=_text(error.get("message")),
-    )
-
-
-def _fields(value: object, name: str) -> dict[str, Any]:
-    found = value.get(name) if isinstance(value, dict) else None
-    return found if isinstance(found, dict) else {}
-
-
-def _text(value: object) -> str:
-    text = "" if value is None else str(value)
-    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}…"

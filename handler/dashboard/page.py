@@ -1,22 +1,22 @@
-"""The page and its files, and the headers of all dashboard responses."""
+"""Responses of the dashboard."""
 
 from __future__ import annotations
 
 from functools import cache
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlsplit
 
 from aws_lambda_powertools.event_handler import Response
+
+from tidemill.dashboard.assets import assets, type_of, version
+from tidemill.dashboard.headers import FOR_EVER, headers
+from tidemill.dashboard.render import render
 
 from ..api.envelope.caller import aws
 from ..api.envelope.errors import NotFound
 from ..aws.calls import Call
 from ..deployment import deployment
-from .assets import assets, type_of, version
-from .render import render
-
-_FOR_EVER: Final = "public, max-age=31536000, immutable"
 
 
 def show() -> Response[str]:
@@ -28,7 +28,7 @@ def asset(wanted: str, name: str) -> Response[str]:
     """Return a file of the page, cacheable for ever; another version's is not found."""
     if wanted != version() or name not in assets():
         raise NotFound("File not found: reload the page.", code="unknown_asset")
-    return serve_text(assets()[name], type_of(name), cache=_FOR_EVER)
+    return serve_text(assets()[name], type_of(name), cache=FOR_EVER)
 
 
 def html(template: str, **values: Any) -> Response[str]:
@@ -38,19 +38,9 @@ def html(template: str, **values: Any) -> Response[str]:
 
 def serve_text(body: str, content_type: str, *, cache: str = "no-store") -> Response[str]:
     """Return a text with the headers that isolate the page."""
+    origin = _origin_of(deployment().bucket.name)
     return Response(
-        int(HTTPStatus.OK),
-        content_type,
-        body,
-        headers={
-            "Cache-Control": cache,
-            "Content-Security-Policy": _policy(),
-            "Cross-Origin-Opener-Policy": "same-origin",
-            "Cross-Origin-Resource-Policy": "same-origin",
-            "Referrer-Policy": "no-referrer",
-            "Vary": "Accept-Encoding",
-            "X-Content-Type-Options": "nosniff",
-        },
+        int(HTTPStatus.OK), content_type, body, headers=headers(cache=cache, upload_origin=origin)
     )
 
 
@@ -60,20 +50,3 @@ def _origin_of(bucket: str) -> str:
     some_put = Call("s3", "put_object", {"Bucket": bucket, "Key": "files/"})
     url = urlsplit(aws().presign(some_put, 60))
     return f"{url.scheme}://{url.netloc}"
-
-
-def _policy() -> str:
-    """Return the content security policy's sources: this origin and no other."""
-    rules = {
-        "default-src": "'none'",
-        "script-src": "'self'",
-        "style-src": "'self'",
-        # Pico's style sheet contains its icons as data URLs.
-        "img-src": "'self' data:",
-        # Browsers upload files directly to the bucket.
-        "connect-src": f"'self' {_origin_of(deployment().bucket.name)}",
-        "form-action": "'none'",
-        "base-uri": "'none'",
-        "frame-ancestors": "'none'",
-    }
-    return "; ".join(f"{name} {value}" for name, value in rules.items())

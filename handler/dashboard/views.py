@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from aws_lambda_powertools.event_handler import Response
 from pydantic_core import to_json
 
 from tidemill.batch.batch_object import BatchObject
-from tidemill.batch.file.throughput import Rates
 from tidemill.batch.object_keys import DROP_TENANT, INPUT_PREFIX
-from tidemill.batch.states import TERMINAL, Status
+from tidemill.dashboard.batch_row import BatchRow
+from tidemill.dashboard.failures import Failure, group_errors
 from tidemill.protocol.routes import ENDPOINTS
 
 from ..api.envelope.caller import aws, tenant_of
@@ -20,7 +19,6 @@ from ..api.routers.batches import kept_batch, list_batches, retrieve_batch, rout
 from ..api.routers.files import file_content
 from ..deployment import deployment
 from ..queries.batch_view import progress_of
-from .error_kinds import Failure, group_errors
 from .first_errors import first_errors
 from .page import html, serve_text
 
@@ -33,67 +31,6 @@ _WINDOWS = (
     ("7d", "a week"),
     ("14d", "two weeks"),
 )
-# These produce numbers, not tokens.
-_WITHOUT_TOKENS = {
-    *("/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/generative_scoring"),
-    *("/v1/decisions", "/v1/systemone"),
-}
-_CANCELLABLE = {Status.VALIDATING, Status.IN_PROGRESS}
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRow:
-    """A batch for display: the API's object, a name for it, and derived values."""
-
-    wire: BatchObject
-    name: str
-    now: float
-
-    @property
-    def has_ended(self) -> bool:
-        """True once nothing changes any more."""
-        return self.wire.status in TERMINAL
-
-    @property
-    def is_cancellable(self) -> bool:
-        """True while it can be cancelled."""
-        return self.wire.status in _CANCELLABLE
-
-    @property
-    def num_done(self) -> int:
-        """Number of finished rows, successful or failed."""
-        return self.wire.request_counts.completed + self.wire.request_counts.failed
-
-    @property
-    def percent(self) -> int:
-        """Percentage of finished rows; 100 only when all are."""
-        total = self.wire.request_counts.total
-        return self.num_done * 100 // total if total else 0
-
-    @property
-    def writes_tokens(self) -> bool:
-        """True for a model that generates tokens."""
-        wire = self.wire
-        return bool(wire.usage.output_tokens) or wire.endpoint not in _WITHOUT_TOKENS
-
-    @property
-    def flow(self) -> str:
-        """Rate of tokens written, tokens read or audio, the first that applies."""
-        beyond = self.wire.tidemill
-        return Rates(*(getattr(beyond, name) for name in Rates._fields)).main_rate
-
-    @property
-    def worked_until(self) -> int | None:
-        """Time of the last possible row; None while more may come."""
-        wire = self.wire
-        ends = (wire.finalizing_at, wire.completed_at, wire.cancelled_at, wire.expired_at)
-        return next((at for at in ends if at), None)
-
-    @property
-    def left_seconds(self) -> float | None:
-        """Seconds left at the present rate."""
-        eta_at = self.wire.tidemill.eta_at
-        return None if eta_at is None else max(0.0, eta_at - self.now)
 
 
 def session() -> Response[str]:

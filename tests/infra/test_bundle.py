@@ -23,7 +23,6 @@ from infra import pip_target
 from infra.bundle import build, host_processor, make_bundle, requirements
 from infra.pip_target import LAMBDA_PYTHON, ROOT, Processor, find_python, python_version
 from infra.tables_layer import build_tables_layer
-from tidemill.handler.dashboard.assets import INSTALLED, LICENCES, VENDOR
 
 # Measured: 31 and 10. Lambda takes 250 MB; each of them is read and checked at a cold start.
 MAX_UNZIPPED_BYTES, MAX_ZIPPED_BYTES = 32_000_000, 12_000_000
@@ -187,6 +186,7 @@ def test_the_bundle_holds_what_lambdas_need(folder: Path) -> None:
         "__pycache__",
         "batch",
         "handler",
+        "dashboard",
         "net",
         "protocol",
     }
@@ -214,15 +214,12 @@ def test_the_bundle_has_our_sources_as_they_are(folder: Path) -> None:
 
 
 def test_the_bundle_has_all_that_the_dashboard_loads(folder: Path) -> None:
-    """Templates and files of ours, and what npm gave with the words under which it may be given."""
-    ours, theirs = ROOT / "handler/dashboard", folder / "tidemill/handler/dashboard"
+    """Templates and files are those of this checkout."""
+    ours, theirs = ROOT / "dashboard", folder / "tidemill/dashboard"
     for path in (path for name in ("static", "templates") for path in (ours / name).iterdir()):
         assert (theirs / path.relative_to(ours)).read_bytes() == path.read_bytes(), path
-    assert {path.name for path in (theirs / "vendor").iterdir()} == {*VENDOR, *LICENCES}
-    for name, path in VENDOR.items():
-        assert (theirs / "vendor" / name).read_bytes() == (INSTALLED / path).read_bytes()
-    read = f"{LOADED}from tidemill.handler.dashboard.assets import assets; print(*assets())"
-    assert {*VENDOR, "app.js"} < set(run(read, folder).split())
+    read = f"{LOADED}from tidemill.dashboard.assets import assets; print(*assets())"
+    assert {"app.js", "tidemill.css"} < set(run(read, folder).split())
 
 
 def test_every_module_is_compiled(native: Path) -> None:

@@ -15,9 +15,9 @@ from tests.handler.intake.rig import Cloud
 from tidemill.batch.model import Batch, File, Progress
 from tidemill.batch.parts import FinishedRow, encode_part
 from tidemill.batch.states import Status
+from tidemill.dashboard.failures import Failure, group_errors
 from tidemill.handler.aws.calls import Call
 from tidemill.handler.aws.sync import Aws
-from tidemill.handler.dashboard.error_kinds import Failure, group_errors
 from tidemill.handler.dashboard.first_errors import first_errors
 
 KEY = "output/x.errors.jsonl"

@@ -17,7 +17,7 @@ from tidemill.batch.fleet import WorkerRate
 from tidemill.batch.model import BatchError, File, Progress
 from tidemill.batch.progress import HistoryBucket
 from tidemill.batch.states import Status
-from tidemill.handler.dashboard.assets import url_of
+from tidemill.dashboard.assets import url_of
 
 NewKey = Callable[[str], str]
 NO_LOCALE = "Object.defineProperty(Navigator.prototype, 'language', {get: () => 'en-US@posix'})"
@@ -96,7 +96,7 @@ def test_a_plot_is_drawn_wherever_the_browser_runs(
     """It is drawn even if the formatter does not support the system's language."""
     page.add_init_script(script)
     sign_in(page, new_key("default"), f"#/batches/{running(cloud)}")
-    expect(page.locator("#plot canvas")).to_be_visible()
+    expect(page.locator("#plot svg")).to_be_visible()
     expect(page.locator("#plot-words")).to_contain_text("rows per second")
 
 
@@ -129,12 +129,8 @@ def test_no_curve_hides_another(page: Page, cloud: Cloud, new_key: NewKey) -> No
     """Tokens that grow with rows stay below them: each has a separate scale."""
     del cloud
     sign_in(page, new_key("default"))
-    shares = page.evaluate(
-        "async url => { const { SCALES } = await import(url);"
-        " return ['y', 'tokens'].map(name => 90 / SCALES[name].range(null, 0, 90)[1]) }",
-        url_of("plot.js"),
-    )
-    assert shares[0] - shares[1] > 0.2
+    shares = page.evaluate("async url => (await import(url)).SHARES", url_of("plot.js"))
+    assert shares["rows"] - shares["flow"] > 0.2
 
 
 def test_a_cost_is_in_a_currency_or_there_is_none(

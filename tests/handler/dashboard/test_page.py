@@ -15,8 +15,8 @@ import pytest
 
 from localstack.ministack import environment_for
 from tests.handler.api.rig import answer_to, refusal_in, request_of
+from tidemill.dashboard.assets import assets, version
 from tidemill.handler.api.envelope.caller import aws
-from tidemill.handler.dashboard.assets import assets, version
 from tidemill.handler.deployment import deployment
 
 ROOT = Path(__file__).parents[3]
@@ -75,7 +75,7 @@ def test_the_page_has_no_text_that_runs_and_loads_nothing_from_elsewhere() -> No
     assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", body)
     assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", body))
     found = re.findall(r'(?:src|href)="([^"#]+)"', body)
-    assert len(found) > 5
+    assert len(found) > 3
     assert all(re.fullmatch(rf"/dashboard/assets/{version()}/[\w.]+", name) for name in found)
     for name in found:
         assert reply_to(name)["statusCode"] == 200
@@ -83,13 +83,13 @@ def test_the_page_has_no_text_that_runs_and_loads_nothing_from_elsewhere() -> No
 
 def test_files_are_kept_for_ever_and_come_compressed() -> None:
     """Their digest is in their path, so that another version has another."""
-    path = f"/dashboard/assets/{version()}/pico.min.css"
+    path = f"/dashboard/assets/{version()}/tidemill.css"
     answer = reply_to(path, encoding="br, gzip")
     assert answer["headers"]["Cache-Control"] == "public, max-age=31536000, immutable"
     assert answer["headers"]["Content-Encoding"] == "gzip"
     assert answer["headers"]["Vary"] == "Accept-Encoding"
     packed = b64decode(answer["body"])
-    assert gzip.decompress(packed).decode() == reply_to(path)["body"] == assets()["pico.min.css"]
+    assert gzip.decompress(packed).decode() == reply_to(path)["body"] == assets()["tidemill.css"]
     assert len(packed) < 20_000
     assert reply_to("/dashboard")["headers"]["Cache-Control"] == "no-store"
 
@@ -134,6 +134,6 @@ def test_no_other_request_pays_for_the_dashboard() -> None:
     )
     loaded = set(done.stdout.split())
     assert "tidemill.handler.dashboard.routes" in loaded
-    ours = {name for name in loaded if name.startswith("tidemill.handler.dashboard.")}
+    ours = {name for name in loaded if "tidemill" in name and ".dashboard." in name}
     assert ours == {"tidemill.handler.dashboard.routes"}
     assert not loaded & {"jinja2", "markupsafe"}

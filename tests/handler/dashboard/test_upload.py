@@ -17,7 +17,7 @@ from playwright.sync_api import Page, Route, expect
 from tests.handler.dashboard.mill import control_running, file_of, worker_running
 from tests.handler.dashboard.steps import sign_in
 from tests.handler.intake.rig import Cloud, line_of
-from tidemill.handler.dashboard.assets import url_of
+from tidemill.dashboard.assets import url_of
 from tidemill.handler.tenants.keys import KeyStore, key_id_of
 from tidemill.protocol.routes import ENDPOINTS
 

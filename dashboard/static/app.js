@@ -1,10 +1,11 @@
 // Shows the current view and refreshes it. The address after `#` names the view, so that a reload,
-// the back button and bookmarks work; htmx fetches the views, which the server renders.
+// the back button and bookmarks work.
 
 import { drawPlot } from "./plot.js";
 import * as session from "./session.js";
 import { wireForm } from "./upload.js";
-import { find, forgetNotice, localise, messageOf, notice, say } from "./words.js";
+import { load } from "./views.js";
+import { find, forgetNotice, notice, say } from "./words.js";
 
 const VIEWS = "/dashboard/view";
 const REFRESH_SECONDS = 5;
@@ -28,19 +29,46 @@ function pathOfView() {
 async function open() {
   clearTimeout(timer);
   shown = pathOfView();
-  await fetchInto({ source: "#content", target: "#content", swap: "innerHTML" });
+  try {
+    if (!(await load(shown, "#content", { onPut: enterView }))) return;
+  } catch (problem) {
+    showMissing(problem.message);
+    return;
+  }
+  find("#content").querySelectorAll("[data-view]").forEach(openPart);
+  settle();
 }
 
-/** Refresh only the changing part of the view. */
+/** Fetch a part of the view that has a separate address. */
+function openPart(place) {
+  load(place.dataset.view, `#${place.id}`).catch((problem) => notice(problem.message, true));
+}
+
+/** Refresh only the changing part of the view; failures are retried at increasing intervals. */
 async function refresh() {
   clearTimeout(timer);
   if (!session.isSignedIn() || document.hidden || !find("#live")) return;
-  await fetchInto({ source: "#live", target: "#live", select: "#live", swap: "outerHTML" });
+  const before = statuses();
+  const { failed } = find("#live").dataset;
+  try {
+    if (!(await load(shown, "#live", { isPart: true }))) return;
+  } catch (problem) {
+    pause = Math.min(2 * pause, MAX_REFRESH_SECONDS);
+    notice(`${problem.message} This view may be outdated; retrying.`, true);
+    plan();
+    return;
+  }
+  tellChanges(before);
+  if (find("#live").dataset.failed !== failed && find("#errors")) openPart(find("#errors"));
+  settle();
 }
 
-/** Have htmx fetch the view; its events, below, report failures. */
-function fetchInto(place) {
-  return htmx.ajax("GET", shown, place).catch(() => {});
+function settle() {
+  pause = REFRESH_SECONDS;
+  forgetNotice(true);
+  drawPlot();
+  wireForm();
+  plan();
 }
 
 function plan() {
@@ -68,54 +96,6 @@ function enterView() {
   const heading = find("#content h1");
   document.title = heading ? `${heading.textContent} · Tidemill` : "Tidemill";
   heading?.focus();
-}
-
-function wireRequests() {
-  const body = document.body;
-  let before = new Map();
-  let failed = null;
-  body.addEventListener("htmx:configRequest", (event) => {
-    event.detail.headers.Authorization = `Bearer ${session.key()}`;
-  });
-  body.addEventListener("htmx:beforeSwap", (event) => {
-    const isView = event.detail.xhr.getResponseHeader("Content-Type")?.startsWith("text/html");
-    event.detail.shouldSwap &&= Boolean(isView);
-    before = statuses();
-    failed = find("#live")?.dataset.failed;
-  });
-  // At the moment of the swap: later it would take the focus from a user who has moved on.
-  body.addEventListener("htmx:afterSwap", (event) => {
-    if (event.detail.target.id === "content") enterView();
-  });
-  body.addEventListener("htmx:afterSettle", (event) => {
-    pause = REFRESH_SECONDS;
-    forgetNotice(true);
-    localise(event.detail.elt);
-    if (event.detail.target.id !== "content") tellChanges(before);
-    if (event.detail.target.id === "live" && find("#live").dataset.failed !== failed) htmx.trigger("#errors", "changed");
-    drawPlot();
-    wireForm();
-    plan();
-  });
-  body.addEventListener("htmx:responseError", (event) => {
-    const { status, responseText } = event.detail.xhr;
-    if (session.isRefusal(status)) session.refused();
-    else fail(event, messageOf(responseText, status));
-  });
-  for (const name of ["htmx:sendError", "htmx:timeout"]) {
-    body.addEventListener(name, (event) => fail(event, "The server cannot be reached."));
-  }
-}
-
-/** Show the error; a refresh is retried at increasing intervals. */
-function fail(event, words) {
-  if (event.detail.target?.id === "content") {
-    showMissing(words);
-    return;
-  }
-  pause = Math.min(2 * pause, MAX_REFRESH_SECONDS);
-  notice(`${words} This view may be outdated; retrying.`, true);
-  plan();
 }
 
 /** Show the message in place of a view that failed to load: the old view has another address. */
@@ -178,7 +158,6 @@ function wireClicks() {
 }
 
 if (document.body.dataset.auth === "keys") {
-  wireRequests();
   wireClicks();
   addEventListener("hashchange", () => session.isSignedIn() && open());
   document.addEventListener("visibilitychange", () => document.hidden || refresh());

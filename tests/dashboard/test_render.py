@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.handler.dashboard import render
+from tidemill.dashboard import render
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,18 @@
-"""Failures of a batch grouped by kind, for the dashboard's tables."""
+"""Failures of a batch as rows report them, and grouped by kind."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic_core import from_json
 
 from tidemill.batch.file.error_kinds import ErrorCounter
 
 _MAX_KINDS = 10
 _MAX_PLACES = 10
+_MAX_CHARS: Final = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +53,32 @@ def _places(failures: Sequence[Failure]) -> str:
     named = [failure.place for failure in failures if failure.place]
     listed, num_more = ", ".join(named[:_MAX_PLACES]), len(named) - _MAX_PLACES
     return f"{listed} and {num_more:,} more" if num_more > 0 else listed
+
+
+def read_row(data: bytes) -> Failure | None:
+    """Return the failure that a row reports, None for a row without one."""
+    try:
+        row = from_json(data)
+    except ValueError:
+        return None
+    response = _fields(row, "response")
+    error = _fields(row, "error") or _fields(response.get("body"), "error")
+    # vLLM's rows have an error within the error.
+    error = _fields(error, "error") or error
+    status = response.get("status_code")
+    return Failure(
+        place=_text(_fields({"row": row}, "row").get("custom_id")),
+        status=status if isinstance(status, int) else None,
+        code=_text(error.get("code") or error.get("type")),
+        message=_text(error.get("message")),
+    )
+
+
+def _fields(value: object, name: str) -> dict[str, Any]:
+    found = value.get(name) if isinstance(value, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _text(value: object) -> str:
+    text = "" if value is None else str(value)
+    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}…"
