@@ -120,7 +120,7 @@ def test_an_adapter_comes_with_its_tensors(place: Place) -> None:
 
 @pytest.mark.parametrize("described", ["rl_agent_config.json", "julia_config.json"])
 def test_a_decision_model_comes_with_its_folders(place: Place, described: str) -> None:
-    """The encoder's config and the tokenizer are in folders of their own, without code."""
+    """The encoder's config and the tokenizer are in separate folders, without code."""
     place.put_all(dict.fromkeys([described, "model.safetensors", "encoder/"], b"x"))
     with pytest.raises(WeightsRefused, match=r"is not a model: encoder/config\.json not found"):
         place.find()
