@@ -77,14 +77,14 @@ published:
 | model | recognized by | read | limits |
 |---|---|---|---|
 | Decision 3.0 | `{codes}` | logits of answer codes | 255 options, 10 levels |
-| Clef-Flash | `{joint}` | joint schema head, all questions together | 16,384 tokens |
+| Clef, Clef-Flash | `{joint}` | joint schema head, all questions together | 16,384 tokens |
 | Laya | `{laya}` | head at option markers | its `max_len` and `head_max_len` |
 | Julia | `{julia}` | head at option markers | 20 options |
 | Liquid d1 | `{liquid}` | next token, own labels | 26 options, 10 levels |
 
-They read text only. Their prompts are fixed: `question_layout` has no effect, and `instructions`
-are rejected, except by Liquid d1. For Clef, Laya and Julia, `--truncate-prompt-tokens -1` truncates
-inputs.
+They read text only, also those published with a vision tower (Clef, Liquid d1). Clef-Omni is not
+supported. Prompts are fixed: `question_layout` has no effect, and `instructions` are rejected,
+except by Liquid d1. For Clef, Laya and Julia, `--truncate-prompt-tokens -1` truncates inputs.
 
 ## Transformers' classes
 These types of transformers {version} are tried: slower, on one GPU, without adapters or images, and

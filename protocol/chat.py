@@ -96,6 +96,11 @@ class ChatCompletionRequest(ToolFields, ConstrainedRequest):
         return bool(tools) and (must_hold or any(tool.function.strict for tool in tools))
 
     @property
+    def is_constrained(self) -> bool:
+        """Say whether a constraint governs the answers or their tool calls."""
+        return super().is_constrained or self.constrains_calls
+
+    @property
     def num_logprobs(self) -> int | None:
         """Number of top log-probabilities at each token; None if none are requested."""
         return (self.top_logprobs or 0) if self.logprobs else None

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .sdk.integrations.daft import answer
+from .sdk.integrations.daft import answer, decide
 
 if TYPE_CHECKING:
     from .sdk.integrations.daft_provider import Provider
 
-__all__ = ["Provider", "answer"]
+__all__ = ["Provider", "answer", "decide"]
 
 
 def __getattr__(name: str) -> object:

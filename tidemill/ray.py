@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .sdk.integrations.ray.answer import answer
+from .sdk.integrations.ray.answer import answer, decide
 
 if TYPE_CHECKING:
     from .sdk.integrations.ray.processor import Processor, build_processor
     from .sdk.integrations.ray.processor_config import vLLMEngineProcessorConfig
 
-__all__ = ["Processor", "answer", "build_processor", "vLLMEngineProcessorConfig"]
+__all__ = ["Processor", "answer", "build_processor", "decide", "vLLMEngineProcessorConfig"]
 
 
 def __getattr__(name: str) -> object:

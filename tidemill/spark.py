@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .sdk.integrations.spark import answer
+from .sdk.integrations.spark import answer, decide
 
-__all__ = ["answer"]
+__all__ = ["answer", "decide"]

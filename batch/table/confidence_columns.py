@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
 from tidemill.protocol.constraints.finite_values import MAX_VALUES, SchemaValues, value_text
+from tidemill.protocol.constraints.request import ConstrainedRequest
 from tidemill.protocol.constraints.schema_facts import pointer_part
+from tidemill.protocol.fields import GenerationRequest
 
 from .recipe import Recipe
 
 _WHOLE = ""
+_CALLS: Final = "/tool_calls"
+_CONSTRAINTS: Final = (
+    ConstrainedRequest.model_fields.keys() - GenerationRequest.model_fields.keys() - {"confidence"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +28,7 @@ class ConfidenceColumn:
     """One column: a `field`, and the JSON pointer of the answers' value that it is about.
 
     `names` are those of a struct's fields by the texts of values; None for the confidence itself.
+    The column of tool calls is JSON: all values under its pointer.
     """
 
     field: pa.Field
@@ -36,7 +44,10 @@ class ConfidenceColumn:
 
     def _values_of(self, body: Mapping[str, Any] | None) -> list[Any]:
         choices = (body or {}).get("choices") or []
-        return [self._value((one.get("confidence") or {}).get(self.pointer)) for one in choices]
+        each = [one.get("confidence") or {} for one in choices]
+        if self.pointer == _CALLS:
+            return [_json_of_calls(one) for one in each]
+        return [self._value(one.get(self.pointer)) for one in each]
 
     def _value(self, entry: Mapping[str, Any] | None) -> Any:
         if entry is None or self.names is None:
@@ -56,9 +67,22 @@ class ConfidenceColumn:
 def confidence_columns(recipe: Recipe) -> list[ConfidenceColumn]:
     """Return the columns of a recipe whose answers have a confidence; else none.
 
-    They are about the properties of its schema, or, without one, about the whole answer.
+    They are about the properties of its schema, or, without one, about the whole answer, and about
+    tool calls.
     """
     if recipe.params.get("confidence") is not True:
+        return []
+    return [*_text_columns(recipe), *_call_columns(recipe)]
+
+
+def _call_columns(recipe: Recipe) -> Iterator[ConfidenceColumn]:
+    if recipe.params.get("tools"):
+        kind = pa.string() if recipe.num_choices == 1 else pa.list_(pa.string())
+        yield ConfidenceColumn(pa.field("tool_calls_confidence", kind), _CALLS)
+
+
+def _text_columns(recipe: Recipe) -> list[ConfidenceColumn]:
+    if recipe.params.get("tools") and _CONSTRAINTS.isdisjoint(recipe.params):
         return []
     schema = recipe.answer_schema
     values = SchemaValues(schema)
@@ -70,6 +94,12 @@ def confidence_columns(recipe: Recipe) -> list[ConfidenceColumn]:
         for name, inner in properties.items()
         for column in _columns_of(name, f"/{pointer_part(name)}", values.finite(inner), 1)
     ]
+
+
+def _json_of_calls(confidence: Mapping[str, Any]) -> str | None:
+    """Return the confidence of tool calls; None without any."""
+    calls = {name: field for name, field in confidence.items() if name.startswith(f"{_CALLS}/")}
+    return json.dumps(calls, ensure_ascii=False) if calls else None
 
 
 def _columns_of(

@@ -252,7 +252,9 @@ def _kind_of(place: str, name: str, options: str, instructions: str) -> Kind:
 
 
 def _entry(number: int, entry: Any) -> TableQuestion:
-    """Return a question of `[[questions]]`; its type follows from its options."""
+    """Return a question of `questions`, whose type follows from its options, or in short form."""
+    if isinstance(entry, str):
+        return _short_question(entry)
     place = f"`questions` {number}"
     if not isinstance(entry, Mapping):
         raise RecipeError(f"{place} must be a table with `name` and `instructions`")

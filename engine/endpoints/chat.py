@@ -27,11 +27,10 @@ from .chat_preprocessor import ChatPreprocessor, Conversation
 from .choices import (
     FinishedChoice,
     choices_by_prompt,
-    refuse_streamed_confidence,
     usage_of,
     verification_field,
 )
-from .confidence import AnswersConfidence
+from .confidence import AnswersConfidence, ScoredAnswer, ScoredCall
 from .endpoint import Prepared, RequestMetadata, ResponseStream
 from .generation_requests import EndpointOptions, SequenceRequestBuilder
 from .image_inputs import ImageInputs, ImageSupport, PlacedUrl
@@ -154,21 +153,32 @@ class ChatCompletions:
     def _confidence(
         self, prepared: _Prepared, results: Sequence[SequenceResult]
     ) -> AnswersConfidence:
-        choices, answers = self._choices(prepared, results)
-        texts = [None if message.calls else message.content for message in answers]
+        request = prepared.context.request
+        tools = request.callable_tools if request.constrains_calls else ()
+        schemas = {tool.function.name: tool.arguments_schema() for tool in tools}
+
+        def scored(choice: FinishedChoice, message: ParsedMessage) -> ScoredAnswer:
+            if not message.calls:
+                return ScoredAnswer(choice, message.content)
+            if not schemas:  # a structural tag may have the form of calls
+                return ScoredAnswer(choice)
+            calls = [
+                ScoredCall(call.name, call.arguments, schemas[call.name]) for call in message.calls
+            ]
+            return ScoredAnswer(choice, calls=calls)
+
         return AnswersConfidence(
             prepared,
             results,
-            choices,
-            texts,
-            constraint=prepared.context.request.output_constraint,
+            [*map(scored, *self._choices(prepared, results))],
+            constraint=request.output_constraint,
             tokenizer=self._tokenizer,
+            functions=[*schemas],
         )
 
     def stream(self, prepared: _Prepared, options: StreamOptions) -> ResponseStream:
         """Return the stream of a chat completion."""
         conversation = prepared.context
-        refuse_streamed_confidence(conversation.request)
         choices = ChoiceStreams(
             prepared.requests,
             conversation.request,
@@ -181,6 +191,7 @@ class ChatCompletions:
             prepared.requests[0].prompt_ids,
             ChunkBuilder("chat.completion.chunk", "chatcmpl", prepared.metadata, options),
             self._tokenizer,
+            confidence_of=self._confidence,
         )
 
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tidemill.protocol.constraints.request import ConstrainedRequest, OutputConstraint
+from tidemill.protocol.constraints.request import OutputConstraint
 from tidemill.protocol.contract import Usage
-from tidemill.protocol.errors import RequestError
 from tidemill.protocol.fields import GenerationRequest
 
 from ..scheduling.sequence import SequenceRequest, SequenceResult
@@ -109,14 +108,6 @@ def _stop_reason(result: SequenceResult, request: GenerationRequest) -> int | st
     if isinstance(reason, int) and reason not in (request.stop_token_ids or ()):
         return None
     return reason
-
-
-def refuse_streamed_confidence(request: ConstrainedRequest) -> None:
-    """Raise `RequestError` for a stream whose choices would need their confidence."""
-    if request.confidence:
-        raise RequestError(
-            "`confidence` is not supported in streams: remove it or `stream`.", param="confidence"
-        )
 
 
 def verification_field(texts: Sequence[str | None], constraint: OutputConstraint) -> dict[str, Any]:

@@ -26,11 +26,10 @@ from ..text.tokenizer import Tokenizer
 from .choices import (
     FinishedChoice,
     choices_by_prompt,
-    refuse_streamed_confidence,
     usage_of,
     verification_field,
 )
-from .confidence import AnswersConfidence
+from .confidence import AnswersConfidence, ConfidenceOf, ScoredAnswer
 from .endpoint import OutputDelta, Prepared, RequestMetadata, ResponseStream
 from .generation_requests import EndpointOptions, SequenceRequestBuilder
 from .logprob_bodies import LEAST_LOGPROB, TextOffsets, completion_logprobs, prompt_logprobs
@@ -117,24 +116,23 @@ class Completions:
     def _confidence(
         self, prepared: _Prepared, results: Sequence[SequenceResult]
     ) -> AnswersConfidence:
-        choices = [*chain(*self._choices(prepared, results))]
+        choices = chain(*self._choices(prepared, results))
         return AnswersConfidence(
             prepared,
             results,
-            choices,
-            [one.text for one in choices],
+            [ScoredAnswer(one, one.text) for one in choices],
             constraint=prepared.context.output_constraint,
             tokenizer=self._tokenizer,
         )
 
     def stream(self, prepared: _Prepared, options: StreamOptions) -> ResponseStream:
         """Return the stream of a text completion."""
-        refuse_streamed_confidence(prepared.context)
         choices = ChoiceStreams(prepared.requests, prepared.context, self._tokenizer)
         return _CompletionStream(
             choices,
             [*self._texts(prepared)],
             ChunkBuilder("text_completion", "cmpl", prepared.metadata, options),
+            self._confidence,
         )
 
     def _texts(self, prepared: _Prepared) -> Iterator[_ChoiceText]:
@@ -223,25 +221,34 @@ class _CompletionStream:
     """A streamed text completion."""
 
     def __init__(
-        self, choices: ChoiceStreams, texts: list[_ChoiceText], chunks: ChunkBuilder
+        self,
+        choices: ChoiceStreams,
+        texts: list[_ChoiceText],
+        chunks: ChunkBuilder,
+        confidence_of: ConfidenceOf,
     ) -> None:
         self._choices = choices
         self._texts = texts
         self._chunks = chunks
+        self._confidence_of = confidence_of
+        self._confidence: Sequence[Any] | None = None
+
+    def follow(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> None:
+        """Compute the confidence of the choices, which their last chunks contain."""
+        self._confidence = self._confidence_of(prepared, results).fields
 
     def add(
         self, place: int, delta: OutputDelta, result: SequenceResult | None
     ) -> list[dict[str, Any]]:
         """Return the chunks for new output of the choice at this place."""
-        body = (
-            self._texts[choice_delta.place].body(choice_delta)
-            for choice_delta in self._choices.add(place, delta, result)
-        )
-        return [
-            self._chunks.choice_chunk(choice, self._choices)
-            for choice in body
-            if _has_content(choice)
-        ]
+        chunks = []
+        for choice_delta in self._choices.add(place, delta, result):
+            choice = self._texts[choice_delta.place].body(choice_delta)
+            if choice_delta.finished is not None and self._confidence is not None:
+                choice["confidence"] = self._confidence[choice_delta.place]
+            if _has_content(choice):
+                chunks.append(self._chunks.choice_chunk(choice, self._choices))
+        return chunks
 
     def end(self) -> list[dict[str, Any]]:
         """Return the usage, if the request includes it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -26,7 +26,14 @@ from ..structured_output.token_constraints import Resumed
 from ..text.tokenizer import Tokenizer
 from .choices import FinishedChoice
 from .endpoint import Prepared
-from .value_distribution import AnswerTokens, Distribution, Path, PathReadings, distribution_of
+from .value_distribution import (
+    AFTER_JSON,
+    AnswerTokens,
+    Distribution,
+    Path,
+    PathReadings,
+    distribution_of,
+)
 
 _SPACE = " \t\r\n"
 _DECODER = json.JSONDecoder()
@@ -44,30 +51,48 @@ class _Node(NamedTuple):
     schema: Any
 
 
-class AnswersConfidence:
-    """Confidence of a body's choices, from the results of their requests and of further ones.
+class ScoredCall(NamedTuple):
+    """A tool call as the model wrote it, with the `schema` of its arguments."""
 
-    `choices` have these `texts`, None for tool calls; their requests are the first of `prepared`.
+    name: str
+    arguments: str
+    schema: Mapping[str, Any]
+
+
+class ScoredAnswer(NamedTuple):
+    """A choice, its constrained `text` without tool calls, and the constrained `calls`."""
+
+    choice: FinishedChoice
+    text: str = ""
+    calls: Sequence[ScoredCall] = ()
+
+
+class AnswersConfidence:
+    """Confidence of a body's answers, from the results of their requests and of further ones.
+
+    The requests of the answers are the first of `prepared`. `constraint` is that of texts, and
+    `functions` are the names that calls may have.
     """
 
     def __init__(
         self,
         prepared: Prepared[SequenceRequest, Any],
         results: Sequence[SequenceResult],
-        choices: Sequence[FinishedChoice],
-        texts: Sequence[str | None],
+        answers: Sequence[ScoredAnswer],
         *,
         constraint: OutputConstraint | None,
         tokenizer: Tokenizer,
+        functions: Sequence[str] = (),
     ) -> None:
-        assert constraint is not None  # the body requires one
-        self._prepared, count = prepared, len(choices)
+        self._prepared, count = prepared, len(answers)
         self.fields: list[dict[str, Any] | None] = []
         self._readings: list[PathReadings] = []
         known = _known_choices(prepared.requests[count:], results[count:])
-        for choice, text in zip(choices, texts, strict=True):
-            readings = PathReadings(known.get(tuple(choice.prompt_ids), {}))
-            self.fields.append(_fields_of(choice, text, constraint, tokenizer, readings))
+        for answer in answers:
+            result = answer.choice.result
+            readings = PathReadings(known.get(tuple(answer.choice.prompt_ids), {}))
+            tokens = AnswerTokens.of(result.token_ids, result.token_choices, tokenizer, readings)
+            self.fields.append(_fields_of(answer, tokens, constraint, functions))
             self._readings.append(readings)
 
     def extended(self) -> Prepared[SequenceRequest, Any] | None:
@@ -80,6 +105,12 @@ class AnswersConfidence:
             if len(readings.known) < _MAX_PATHS and len(path) < request.max_tokens
         ]
         return replace(self._prepared, requests=[*requests, *further]) if further else None
+
+
+ConfidenceOf = Callable[
+    [Prepared[SequenceRequest, Any], Sequence[SequenceResult]], AnswersConfidence
+]
+"""A function that returns the confidence of the answers to a body."""
 
 
 def _known_choices(
@@ -115,30 +146,65 @@ def _path_request(request: SequenceRequest, path: Path) -> SequenceRequest:
 
 
 def _fields_of(
-    choice: FinishedChoice,
-    text: str | None,
-    constraint: OutputConstraint,
-    tokenizer: Tokenizer,
-    readings: PathReadings,
+    answer: ScoredAnswer,
+    tokens: AnswerTokens,
+    constraint: OutputConstraint | None,
+    functions: Sequence[str],
 ) -> dict[str, Any] | None:
-    """Return the confidence of an answer's values by JSON pointer; `""` is the whole answer.
+    """Return the confidence of an answer's values by JSON pointer; `""` is the whole text.
 
-    None for an answer that its constraint did not end, and for a tool call.
+    Pointers into tool calls are those of the message, and continue in the arguments. None for an
+    answer that its constraint did not end, and for a free text.
     """
-    result = choice.result
-    if not text or result.finish_reason != "stop" or choice.stop_reason is not None:
+    choice, text = answer.choice, answer.text
+    if choice.result.finish_reason != "stop" or choice.stop_reason is not None:
         return None
-    tokens = AnswerTokens.locate(
-        result.token_ids, result.token_choices, text.encode(), tokenizer, readings
-    )
-    if tokens is None:
-        return None
-    if constraint.kind != "json_schema":
-        return {"": _whole_text(tokens, text, constraint)}
     try:
-        return _fields(tokens, text, constraint)
+        if answer.calls:
+            return _call_fields(tokens, answer.calls, functions)
+        located = tokens.last(text.encode())
+        if not text or constraint is None or located is None:
+            return None
+        if constraint.kind != "json_schema":
+            return {"": _whole_text(located, text, constraint)}
+        return _fields(located, text, json.loads(constraint.source))
     except (ValueError, RecursionError):
         return None  # a text that only `stop` or a token limit can leave
+
+
+def _call_fields(
+    tokens: AnswerTokens, calls: Sequence[ScoredCall], functions: Sequence[str]
+) -> dict[str, Any] | None:
+    """Return the confidence of each call's name and arguments; None if one is not in the tokens.
+
+    The last call is located first, because reasoning may mention calls.
+    """
+    fields: dict[str, Any] = {}
+    end = len(tokens.data)
+    for number, call in reversed([*enumerate(calls)]):
+        arguments = tokens.last(call.arguments.encode(), end)
+        name = arguments and tokens.last(call.name.encode(), arguments.start)
+        if arguments is None or name is None:
+            return None
+        end, pointer = name.start, f"/tool_calls/{number}/function"
+        inner = _fields(arguments, call.arguments, call.schema)
+        fields = {
+            f"{pointer}/name": _name(tokens, end, call.name, functions),
+            **{f"{pointer}/arguments{place}": field for place, field in inner.items()},
+            **fields,
+        }
+    return fields
+
+
+def _name(tokens: AnswerTokens, begin: int, name: str, functions: Sequence[str]) -> dict[str, Any]:
+    """Return the confidence of a function's name; all names have the same text after them."""
+    end = begin + len(name.encode())
+    if len(functions) <= MAX_VALUES:
+        texts, after = [one.encode() for one in functions], tokens.data[end : end + 1]
+        found = distribution_of(tokens, texts, begin, end, after=after)
+        if found is not None:
+            return _finite(found, functions)
+    return {"confidence": _product(tokens, begin, end, is_open=True)}
 
 
 def _whole_text(tokens: AnswerTokens, text: str, constraint: OutputConstraint) -> dict[str, Any]:
@@ -148,14 +214,13 @@ def _whole_text(tokens: AnswerTokens, text: str, constraint: OutputConstraint) -
         choices = json.loads(constraint.source)
         if len(choices) <= MAX_VALUES:
             texts = [one.encode() for one in choices]
-            found = distribution_of(tokens, texts, begin, end, is_json=False)
+            found = distribution_of(tokens, texts, begin, end)
             if found is not None:
                 return _finite(found, choices)
     return {"confidence": _product(tokens, begin, end, is_open=True)}
 
 
-def _fields(tokens: AnswerTokens, text: str, constraint: OutputConstraint) -> dict[str, Any]:
-    root = json.loads(constraint.source)
+def _fields(tokens: AnswerTokens, text: str, root: Any) -> dict[str, Any]:
     values = SchemaValues(root)
     offsets = [*accumulate((len(char.encode()) for char in text), initial=tokens.start)]
     fields: dict[str, Any] = {}
@@ -175,7 +240,8 @@ def _value(
     begin += quote
     if first not in "{[" and (finite := values.finite(node.schema)) is not None:
         texts = [value_text(value)[quote:].encode() for value in finite]
-        found = distribution_of(tokens, texts, begin, end, is_json=True)
+        may_indent = tokens.data[begin - 1 : begin] != b'"'
+        found = distribution_of(tokens, texts, begin, end, after=AFTER_JSON, may_indent=may_indent)
         if found is not None:
             return _finite(found, finite)
     # Another digit may follow a number, so the token after it is part of its choice.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -38,6 +38,7 @@ from .endpoint import (
     Endpoint,
     EngineResult,
     FetchingEndpoint,
+    FollowedStream,
     FollowUps,
     Prepared,
     RequestMetadata,
@@ -211,6 +212,9 @@ class Dispatcher:
                 response = endpoint.stream(prepared, options)
                 requests = [replace(request, is_streamed=True) for request in prepared.requests]
                 outputs = await stack.enter_async_context(aclosing(self._engine.stream(requests)))
+                if prepared.may_follow:
+                    outputs = self._with_follow_ups(endpoint, response, prepared, outputs)
+                    outputs = await stack.enter_async_context(aclosing(outputs))
                 async for place, output in outputs:
                     result = output.request.result() if output.is_finished else None
                     if not has_started:
@@ -224,6 +228,29 @@ class Dispatcher:
                 if not has_started:
                     raise
                 yield _error_reply(_request_error(error, metadata.request_id)).body
+
+    async def _with_follow_ups(
+        self,
+        endpoint: Endpoint[Any, Any, Any],
+        response: ResponseStream,
+        prepared: Prepared[Any, Any],
+        outputs: AsyncIterator[tuple[int, StepOutput[Any]]],
+    ) -> AsyncGenerator[tuple[int, StepOutput[Any]], None]:
+        """Yield outputs; the last of each request after the stream has all further results."""
+        assert isinstance(endpoint, FollowUps)
+        assert isinstance(response, FollowedStream)
+        last: dict[int, StepOutput[Any]] = {}
+        async for place, output in outputs:
+            if output.is_finished:
+                last[place] = output
+            else:
+                yield place, output
+        ended = [last[place].request.result() for place in range(len(prepared.requests))]
+        followed, results = await self._followed_up(endpoint, prepared, ended)
+        size = sum(result.num_values for result in results)
+        await self._finishing[_INTERACTIVE].run(size, response.follow, followed, results)
+        for each in last.items():
+            yield each
 
     async def _add_delta(
         self, response: ResponseStream, place: int, output: StepOutput[Any], result: Any

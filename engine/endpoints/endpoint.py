@@ -167,6 +167,14 @@ class ResponseStream(Protocol):
 
 
 @runtime_checkable
+class FollowedStream(ResponseStream, Protocol):
+    """A streamed response whose last deltas need the results of further requests."""
+
+    def follow(self, prepared: Prepared[Any, Any], results: Sequence[Any]) -> None:
+        """Receive all results, before the last delta of each request."""
+
+
+@runtime_checkable
 class StreamingEndpoint(Protocol):
     """An endpoint that can stream its responses."""
 

@@ -21,7 +21,8 @@ from ..text.tokenizer import Tokenizer
 from .chat_messages import echoed_text, finish_reason, num_reasoning_tokens, shows_reasoning
 from .chat_preprocessor import Conversation
 from .choices import FinishedChoice, finished_choice
-from .endpoint import OutputDelta, RequestMetadata
+from .confidence import ConfidenceOf
+from .endpoint import OutputDelta, Prepared, RequestMetadata
 from .logprob_bodies import chat_logprobs, prompt_logprobs
 
 
@@ -203,8 +204,12 @@ class ChatStream:
         prompt_ids: list[int],
         chunks: ChunkBuilder,
         tokenizer: Tokenizer,
+        *,
+        confidence_of: ConfidenceOf,
     ) -> None:
         self._choices = choices
+        self._confidence_of = confidence_of
+        self._confidence: Sequence[Any] | None = None
         self._conversation = conversation
         self._prompt_ids = prompt_ids
         self._chunks = chunks
@@ -216,6 +221,12 @@ class ChatStream:
         self._may_be_silent = not isinstance(conversation.parser, PlainTextParser)
         self._num_thinking_tokens = 0
         self._has_prompt_fields = False
+
+    def follow(
+        self, prepared: Prepared[SequenceRequest, Any], results: Sequence[SequenceResult]
+    ) -> None:
+        """Compute the confidence of the choices, which their last chunks contain."""
+        self._confidence = self._confidence_of(prepared, results).fields
 
     def add(
         self, place: int, delta: OutputDelta, result: SequenceResult | None
@@ -282,6 +293,8 @@ class ChatStream:
         )
         if request.return_token_ids:
             shown["token_ids"] = choice_delta.token_ids
+        if finished is not None and self._confidence is not None:
+            shown["confidence"] = self._confidence[choice_delta.place]
         return shown
 
     def _delta(self, choice_delta: ChoiceDelta, pieces: Sequence[DeltaMessage]) -> dict[str, Any]:

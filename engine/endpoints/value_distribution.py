@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Self
 
@@ -22,7 +22,9 @@ from ..text.tokenizer import Tokenizer
 LEAST_MASS = 1e-4
 """Least probability of a path that is read further; the rounding of bf16 is above it."""
 
-_AFTER_VALUE = b",]} \t\r\n"
+AFTER_JSON = b",]} \t\r\n"
+"""Bytes that may follow a value of JSON."""
+
 _SPACE = b" \t\r\n"
 
 Values = frozenset[int]
@@ -59,22 +61,24 @@ class AnswerTokens:
     readings: PathReadings
 
     @classmethod
-    def locate(
+    def of(
         cls,
         token_ids: Sequence[int],
         choices: Sequence[TokenChoice],
-        text: bytes,
         tokenizer: Tokenizer,
         readings: PathReadings,
-    ) -> Self | None:
-        """Return the tokens of a text; None if their bytes do not contain it."""
+    ) -> Self:
+        """Return the tokens of an answer, all of whose bytes are the text."""
         pieces = [_piece(tokenizer, token_id) for token_id in token_ids]
-        data = b"".join(pieces)
-        start = data.rfind(text)
-        if start < 0 or len(choices) != len(token_ids):
+        data, offsets = b"".join(pieces), [*accumulate(map(len, pieces), initial=0)]
+        return cls(tuple(token_ids), choices, data, offsets, 0, tokenizer, readings)
+
+    def last(self, text: bytes, end: int | None = None) -> Self | None:
+        """Return the tokens with the last such text before `end`; None if there is none."""
+        start = self.data.rfind(text, 0, end)
+        if start < 0 or len(self.choices) != len(self.token_ids):
             return None
-        offsets = [*accumulate(map(len, pieces), initial=0)]
-        return cls(tuple(token_ids), choices, data, offsets, start, tokenizer, readings)
+        return replace(self, start=start)
 
     def span(self, begin: int, end: int, *, is_open: bool) -> range:
         """Return the tokens of `data[begin:end]`; if it `is_open`, also the token after it."""
@@ -97,15 +101,22 @@ class Distribution:
 
 
 def distribution_of(
-    tokens: AnswerTokens, texts: Sequence[bytes], begin: int, end: int, *, is_json: bool
+    tokens: AnswerTokens,
+    texts: Sequence[bytes],
+    begin: int,
+    end: int,
+    *,
+    after: bytes = b"",
+    may_indent: bool = False,
 ) -> Distribution | None:
     """Return the distribution over values with these `texts` for the one at `data[begin:end]`.
 
-    None if it is unknown: the answer is none of them, or a token had too many alternatives.
+    One of the bytes `after` follows a value, and whitespace before one that `may_indent` is not
+    part of it. None if it is unknown: the answer is none of them, or a token had too many
+    alternatives.
     """
     found = Distribution([0.0] * len(texts))
-    paths = _OtherPaths(tokens, texts, found.probabilities, is_json=is_json)
-    may_indent = is_json and tokens.data[begin - 1 : begin] != b'"'
+    paths = _OtherPaths(tokens, texts, found.probabilities, after)
     left, scale = frozenset(range(len(texts))), 1.0
     for place in tokens.span(begin, end, is_open=True):
         offset, token_id = tokens.offsets[place], tokens.token_ids[place]
@@ -114,7 +125,7 @@ def distribution_of(
             texts,
             tokens.data[begin:offset],
             tokens.data[offset:begin],
-            is_json=is_json,
+            after,
             may_indent=may_indent,
         )
         own, choice = fork.values_after(token_id, left), tokens.choices[place]
@@ -163,13 +174,12 @@ class _OtherPaths:
         tokens: AnswerTokens,
         texts: Sequence[bytes],
         probabilities: list[float],
-        *,
-        is_json: bool,
+        after: bytes,
     ) -> None:
         self._tokens = tokens
         self._texts = texts
         self._probabilities = probabilities
-        self._is_json = is_json
+        self._after = after
         self.undecided: dict[Values, float] = defaultdict(float)
 
     def add(self, path: Path, way: _Way, mass: float) -> None:
@@ -184,7 +194,7 @@ class _OtherPaths:
             if choice is None and mass >= LEAST_MASS:
                 readings.wanted[path] = max(mass, readings.wanted.get(path, 0.0))
             return
-        fork = _Fork(self._tokens.tokenizer, self._texts, way.so_far, b"", is_json=self._is_json)
+        fork = _Fork(self._tokens.tokenizer, self._texts, way.so_far, b"", self._after)
         for onward in fork.ways(choice, way.values):
             self.add((*path, onward.token_id), onward, mass * onward.mass)
 
@@ -198,8 +208,8 @@ class _Fork:
         texts: Sequence[bytes],
         so_far: bytes,
         lead: bytes,
+        after: bytes,
         *,
-        is_json: bool,
         may_indent: bool = False,
     ) -> None:
         """Stand after `so_far` of a value, or before the text `lead` that precedes it.
@@ -210,7 +220,7 @@ class _Fork:
         self._texts = texts
         self._so_far = so_far
         self._lead = lead.translate(None, _SPACE)  # whitespace may differ there
-        self._is_json = is_json
+        self._after = after
         self._may_indent = may_indent
 
     def ways(self, choice: TokenChoice, left: Values) -> list[_Way]:
@@ -251,7 +261,7 @@ class _Fork:
         """Return whether an output that begins with a text may have this value."""
         if len(text) <= len(value):
             return value.startswith(text)
-        return self._is_json and text.startswith(value) and text[len(value)] in _AFTER_VALUE
+        return text.startswith(value) and text[len(value)] in self._after
 
 
 def _piece(tokenizer: Tokenizer, token_id: int) -> bytes:

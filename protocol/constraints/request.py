@@ -174,6 +174,11 @@ class ConstrainedRequest(GenerationRequest):
         return self._constraint
 
     @property
+    def is_constrained(self) -> bool:
+        """Say whether a constraint governs the output, or a part of it."""
+        return self._constraint is not None
+
+    @property
     def notes(self) -> Sequence[str]:
         """Sentences on parts of the constraint that have no effect."""
         return () if self._constraint is None else self._constraint.notes
@@ -208,10 +213,11 @@ class ConstrainedRequest(GenerationRequest):
                     " output has only one constraint.",
                     param=found.param,
                 )
-        if self.confidence and self._constraint is None:
+        if self.confidence and not self.is_constrained:
             raise RequestError(
                 "`confidence` requires a constrained output: add a schema, regular expression, list"
-                " of choices or grammar, such as `response_format`.",
+                " of choices or grammar, such as `response_format`, or tools that are `strict` or"
+                " required by `tool_choice`.",
                 param="confidence",
             )
         return self

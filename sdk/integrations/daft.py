@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ..errors import EngineDied, TidemillError
-from .options import require, split_options
+from .options import Questions, decision_keys, require, split_options
 
 require("tidemill.daft", "daft", "tables")
 
@@ -60,3 +60,19 @@ def answer(df: daft.DataFrame, *, model: str | None = None, **options: Any) -> d
 
     answered = Answerer().answer(*(df[name] for name in columns))
     return df.select(*answers.keep, answered)
+
+
+def decide(
+    df: daft.DataFrame,
+    input: str,
+    questions: Questions,
+    *,
+    model: str | None = None,
+    **options: Any,
+) -> daft.DataFrame:
+    """Return a DataFrame with the answers to questions about the column `input`, as typed columns.
+
+    `questions` have a recipe's short form (`"damaged: Is an item damaged?"`) or its keys (`name`,
+    `instructions`, `choices` or `levels`). `options` are those of `answer`.
+    """
+    return answer(df, model=model, **{**options, **decision_keys(input, questions)})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any, Final
 
+from tidemill.batch.column_spelling import expression_of
 from tidemill.batch.table.recipe import RECIPE_KEYS
 from tidemill.offline.console.errors import CliError
 from tidemill.offline.engine.options import EngineOptions
@@ -14,6 +15,9 @@ from tidemill.offline.extras import require_extras
 
 from ..engine import options_of
 from ..errors import TidemillError
+
+Questions = str | Sequence[str | Mapping[str, Any]]
+"""Questions in the short form of `ask`, or with the keys of a recipe's `questions`."""
 
 ENGINE_OPTIONS: Final = tuple(option.name for option in fields(EngineOptions))
 
@@ -37,6 +41,16 @@ def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
     check_options(options)
     recipe = {name: value for name, value in given.items() if name in RECIPE_KEYS}
     return options, {name: value for name, value in recipe.items() if value is not None}
+
+
+def decision_keys(column: str, questions: Questions) -> dict[str, Any]:
+    """Return the keys of a recipe with questions about a column; raises TidemillError."""
+    if not isinstance(column, str):
+        raise TidemillError(f"`input` must be the name of a column; got a {type(column).__name__}")
+    if not questions:
+        raise TidemillError("`questions` is empty: add one, such as 'damaged: Is an item damaged?'")
+    is_one = isinstance(questions, (str, Mapping))
+    return {"input": expression_of(column), "questions": [questions] if is_one else questions}
 
 
 def check_options(options: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from ..errors import TidemillError
-from .options import require, split_options
+from .options import Questions, decision_keys, require, split_options
 
 require("tidemill.spark", "spark", "tables")
 
@@ -48,6 +48,22 @@ def answer(df: DataFrame, *, model: str | None = None, **options: Any) -> DataFr
     added = [types.StructField(field.name, _spark_type(field.type)) for field in answers.fields]
     run = partial(_answer_partition, answers, engine_options)
     return df.mapInArrow(run, types.StructType([*kept, *added]))
+
+
+def decide(
+    df: DataFrame,
+    input: str,
+    questions: Questions,
+    *,
+    model: str | None = None,
+    **options: Any,
+) -> DataFrame:
+    """Return a DataFrame with the answers to questions about the column `input`, as typed columns.
+
+    `questions` have a recipe's short form (`"damaged: Is an item damaged?"`) or its keys (`name`,
+    `instructions`, `choices` or `levels`). `options` are those of `answer`.
+    """
+    return answer(df, model=model, **{**options, **decision_keys(input, questions)})
 
 
 def _answer_partition(

@@ -104,7 +104,8 @@ def compact_json(value: object) -> str:
 def _check_text(part: Part) -> str:
     if isinstance(part, Image):
         raise RequestError(
-            f"`{part.place}` is an image: this model does not support images here.",
+            f"`{part.place}` is an image, but decision models read only text here: send text, or"
+            " use a vision model such as Qwen3-VL.",
             param=part.place,
             code="images_not_supported",
         )

@@ -28,6 +28,10 @@ _INDEX = "model.safetensors.index.json"
 _WANTED_SUFFIXES = frozenset({".jinja", ".json", ".model", ".tiktoken", ".txt"})
 # Heads of decision models, next to the weights of their networks.
 _HEADS = frozenset({"joint_head.safetensors", "readout.safetensors"})
+# Files of decision models whose encoder's config and tokenizer are in separate folders.
+_NESTED = frozenset({"rl_agent_config.json", "julia_config.json"})
+_FOLDERS = ("encoder/", "tokenizer/")
+_ENCODER = f"{_FOLDERS[0]}{_CONFIG}"
 _NOT_WANTED = re.compile(r".*\.index\.json")
 _NO_BUCKET = frozenset({"404", "NoSuchBucket"})
 _DENIED = frozenset({"403", "AccessDenied", "Forbidden", "AllAccessDisabled"})
@@ -119,10 +123,15 @@ def find_weights(location: Location) -> Operation[Manifest]:
             )
         if not found:
             raise WeightsRefused(f"no objects found under {location}")
+        config = _CONFIG
+        if found.keys() & _NESTED:
+            config = _ENCODER
+            for folder in _FOLDERS:
+                found |= yield from _list(location, folder)
         if (gguf := _gguf_names(location, found)) is not None:
             tensors: Iterable[str] = gguf
-        elif not found.keys() & {_CONFIG, _ADAPTER_CONFIG}:
-            raise WeightsRefused(f"{location} is not a model: {_CONFIG} not found")
+        elif not found.keys() & {config, _ADAPTER_CONFIG}:
+            raise WeightsRefused(f"{location} is not a model: {config} not found")
         else:
             tensors = yield from _tensor_names(location, found)
     except AwsError as exc:
@@ -148,11 +157,11 @@ def refusal(location: Location, error: AwsError) -> WeightsRefused:
     return WeightsRefused(f"{location} cannot be read: {error}")
 
 
-def _list(location: Location) -> Operation[dict[str, WeightFile]]:
-    """Return the objects directly under the prefix, by name."""
+def _list(location: Location, folder: str = "") -> Operation[dict[str, WeightFile]]:
+    """Return the objects directly under the prefix, or in a folder of it, by name."""
     arguments: dict[str, Any] = {
         "Bucket": location.bucket,
-        "Prefix": location.prefix,
+        "Prefix": location.prefix + folder,
         "Delimiter": "/",
     }
     found: dict[str, WeightFile] = {}
@@ -160,8 +169,8 @@ def _list(location: Location) -> Operation[dict[str, WeightFile]]:
         response = yield Call("s3", "list_objects_v2", arguments)
         for item in response.get("Contents", ()):
             name = item["Key"].removeprefix(location.prefix)
-            # The empty name is a folder marker that some consoles create.
-            if name:
+            # The folder's own name is a marker that some consoles create.
+            if name != folder:
                 found[name] = WeightFile(name, item["Size"], item["ETag"])
         if not response.get("IsTruncated"):
             return found

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..options import require, split_options
+from ..options import Questions, decision_keys, require, split_options
 from .engine_pool import EnginePool
 
 if TYPE_CHECKING:
@@ -58,3 +58,14 @@ def answer(
     # A single block, as of a file, would be one task on one engine, retried from its first row.
     blocks = ds.repartition(target_num_rows_per_block=rows)
     return pool.map_batches(blocks, TableActor, {"keys": keys}, of_engine, rows_per_task=rows)
+
+
+def decide(
+    ds: Dataset, input: str, questions: Questions, *, model: str | None = None, **options: Any
+) -> Dataset:
+    """Return a dataset with the answers to questions about the column `input`, as typed columns.
+
+    `questions` have a recipe's short form (`"damaged: Is an item damaged?"`) or its keys (`name`,
+    `instructions`, `choices` or `levels`). `options` are those of `answer`.
+    """
+    return answer(ds, model=model, **{**options, **decision_keys(input, questions)})

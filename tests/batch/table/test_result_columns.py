@@ -128,6 +128,18 @@ def test_confidence_has_typed_columns() -> None:
     ]
 
 
+def test_confidence_of_tool_calls_is_json() -> None:
+    """It is null for an answer without calls; without a constraint on texts they have no column."""
+    calls = {"/tool_calls/0/function/arguments/city": {"confidence": 0.5}}
+    answer = {"message": {"content": None}, "finish_reason": "tool_calls"}
+    bodies = [{"choices": [{**answer, "confidence": each}]} for each in (calls, None)]
+    params = {"tools": [{"type": "function"}], "tool_choice": "required"}
+    schema, found = columns_of([*map(row, bodies), row(None)], params=params, confidence=True)
+    column = [one["tool_calls_confidence"] for one in found]
+    assert [one and json.loads(one) for one in column] == [calls, None, None]
+    assert "text_confidence" not in schema.names
+
+
 def test_confidence_without_a_schema_is_about_the_whole_answer() -> None:
     """Choices have probabilities; several answers have a list."""
     shares = [{"value": "a", "probability": 0.9}, {"value": "b", "probability": 0.1}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,16 @@ from tests.engine.scripted_model import (
 )
 from tests.engine.structured_output.constrained import allowed, grammars_of
 from tidemill.engine.config import EngineConfig
-from tidemill.engine.endpoints.dispatcher import Dispatcher
+from tidemill.engine.endpoints.dispatcher import Dispatcher, find_endpoint
+from tidemill.engine.endpoints.endpoint import RequestMetadata
 from tidemill.engine.load import load_served
 from tidemill.engine.scheduling.sequence import ConstraintState
-from tidemill.protocol.contract import Reply
+from tidemill.protocol.chat import ChatCompletionRequest
+from tidemill.protocol.contract import Reply, StreamedReply
 
 PRETRAINED = pretrained_tokenizer()
 MODEL = text_model_of(PRETRAINED)
+CHATS = "/v1/chat/completions"
 PROMPT = "the capital of Norway"
 TOPICS = ["Paris", "Par is", "Oslo", "of"]
 SCHEMA = {
@@ -52,6 +56,8 @@ class Scored:
             network.lm_head.weight.mul_(4)
         network.save_pretrained(folder)
         PRETRAINED.save_pretrained(folder)
+        template = "{{ messages[0].content }}{% if tools %} of{% endif %}"
+        (folder / "chat_template.jinja").write_text(template)
         config = EngineConfig(
             str(folder), dtype="float32", device="cpu", max_num_batched_tokens=64, max_num_seqs=4
         )
@@ -220,10 +226,115 @@ async def test_an_answer_that_is_cut_off_has_no_confidence(scored: Scored) -> No
     assert cut["confidence"] is stopped["confidence"] is None
 
 
-async def test_a_free_answer_and_a_stream_are_refused(scored: Scored) -> None:
-    """The error names the parameter."""
-    plain = {"prompt": PROMPT, "confidence": True}
-    for body in (plain, {**plain, "guided_choice": ["a"], "stream": True}):
-        reply = await scored.dispatcher.answer("/v1/completions", body, "req_1", 0)
+def tool(name: str, **strict: bool) -> dict[str, Any]:
+    """Return a tool with finite arguments."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "unit": {"enum": ["a", "an", "ans"]},
+            "urgent": {"type": "boolean"},
+            "kind": {"const": "order"},
+        },
+        "required": ["unit", "urgent", "kind"],
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "parameters": schema, **strict}}
+
+
+CALL = "/tool_calls/0/function"
+FORCED = {
+    "messages": [{"role": "user", "content": PROMPT}],
+    "tools": [tool("of"), tool("often"), tool("Oslo")],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "max_tokens": 300,
+    "confidence": True,
+    "return_token_ids": True,
+}
+
+
+async def test_a_forced_call_has_the_probabilities_of_its_name_and_arguments(
+    scored: Scored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are the sums over all tokenizations, given the text before the value."""
+    metadata = RequestMetadata("tiny", "req_1", 0)
+    prepared = find_endpoint(CHATS, scored.dispatcher._endpoints).prepare(FORCED, metadata)
+    monkeypatch.setattr(scored, "prompt_ids", prepared.requests[0].prompt_ids)
+    reply = await scored.dispatcher.respond(CHATS, {**FORCED, "seed": 1}, "req_1", 0)
+    [choice] = reply.body["choices"]
+    confidence, ids = choice["confidence"], choice["token_ids"]
+    assert confidence[f"{CALL}/arguments/kind"] == {"confidence": None}
+    state, text, left = prepared.requests[0].constraint.start_state(), b"", dict(BEFORE)
+    for place, token_id in enumerate(ids):
+        for name, before in BEFORE.items():
+            if re.search(before, text):
+                check_value(scored, state, ids[:place], confidence[CALL + name])
+                del left[name]
+        if not left:
+            break
+        allowed(state, MODEL)  # a state accepts a token only after its mask
+        state.push(token_id)
+        text += MODEL.tokenizer.piece(token_id)
+    assert not left
+    called, name = (
+        choice["message"]["tool_calls"][0]["function"]["name"],
+        confidence[f"{CALL}/name"],
+    )
+    shares = {one["value"]: one["probability"] for one in name["probabilities"]}
+    assert name["confidence"] == shares[called]
+
+
+BEFORE = {
+    "/name": rb'"name": "$',
+    "/arguments/unit": rb'"unit":\s*"$',
+}
+
+
+def check_value(
+    scored: Scored, state: ConstraintState, token_ids: list[int], field: dict[str, Any]
+) -> None:
+    """Compare a field's distribution with the enumeration of the texts up to its end."""
+    expected = dict.fromkeys((str(one["value"]).lower() for one in field["probabilities"]), 0.0)
+    ends = (b'"', b",", b"}", b" ", b"\n")
+    for text, mass in scored.enumerated(state.fork(), token_ids, ends):
+        if text.strip():  # the whitespace before the value is given
+            expected[re.split(rb'[",}\s]', text)[0].decode().lower()] += mass
+    expected = {value: mass / sum(expected.values()) for value, mass in expected.items()}
+    found = {str(one["value"]).lower(): one["probability"] for one in field["probabilities"]}
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+async def test_a_stream_has_the_confidence_in_the_last_chunk_of_a_choice(scored: Scored) -> None:
+    """Each choice has that of the answer without a stream, also of a tool call."""
+    choice_of = {"guided_choice": [*TOPICS, "Oslo is"], "n": 2, "seed": 3, "confidence": True}
+    for url, whole in (
+        ("/v1/completions", {"prompt": [PROMPT, PROMPT], **choice_of}),
+        (CHATS, {"messages": FORCED["messages"], **choice_of}),
+        (CHATS, {**FORCED, "seed": 1}),
+    ):
+        reply = await scored.dispatcher.respond(url, whole, "req_1", 0)
+        streamed = await scored.dispatcher.answer(url, {**whole, "stream": True}, "req_1", 0)
+        assert isinstance(streamed, StreamedReply)
+        chunks = [choice async for chunk in streamed.chunks for choice in chunk.get("choices", ())]
+        last = {each["index"]: each for each in chunks if each["finish_reason"]}
+        assert sum("confidence" in each for each in chunks) == len(reply.body["choices"])
+        for choice in reply.body["choices"]:
+            found = last[choice["index"]]["confidence"]
+            assert found
+            assert found.keys() == choice["confidence"].keys()
+            for pointer, field in choice["confidence"].items():
+                shares = [one["probability"] for one in field.get("probabilities", ())]
+                others = [one["probability"] for one in found[pointer].get("probabilities", ())]
+                assert others == pytest.approx(shares, abs=1e-4)
+                assert found[pointer]["confidence"] == pytest.approx(field["confidence"], abs=1e-4)
+
+
+async def test_free_answers_are_refused(scored: Scored) -> None:
+    """The error names the parameter; strict tools suffice."""
+    free = {**FORCED, "tool_choice": "auto"}
+    for url, body in (("/v1/completions", {"prompt": PROMPT, "confidence": True}), (CHATS, free)):
+        reply = await scored.dispatcher.answer(url, body, "req_1", 0)
         assert isinstance(reply, Reply)
         assert (reply.status_code, reply.body["error"]["param"]) == (400, "confidence")
+    strict = {"tools": [tool("of", strict=True)]}
+    assert ChatCompletionRequest.model_validate(free | strict).is_constrained

@@ -207,6 +207,10 @@ LIQUID_ASKS = {
 }
 
 
+IMAGE = "data:image/png;base64,iVBORw0KGgo="
+NO_IMAGES = "is an image, but decision models read only text here"
+
+
 async def test_a_liquid_model_reads_its_own_labels_after_its_own_prompt(
     serve: Serve, tmp_path: Path
 ) -> None:
@@ -239,6 +243,11 @@ async def test_a_liquid_model_reads_its_own_labels_after_its_own_prompt(
         questions={"q": {**QUESTIONS["team"], "criteria": dict.fromkeys(map(str, range(27)))}},
     )
     assert "`questions.q` has 27 options; this model supports at most 26" in str(reply.body)
+    part = {"type": "input_image", "image_url": IMAGE}
+    given = [{"role": "user", "content": [part]}]
+    asked = [{"type": "predicate", "instructions": "Is it?"}]
+    reply = await refusal(served, "/v1/decisions", input=given, questions=asked)
+    assert f"`input.0.content.0` {NO_IMAGES}" in reply.body["error"]["message"]
 
 
 MARKED = {
@@ -308,6 +317,7 @@ async def test_a_fixed_prompt_rejects_fields_that_would_change_it(
     for fields, words in (
         ({"instructions": "Be strict."}, "without `instructions`"),
         ({"state": "word " * 2100}, "maximum context length is 2048"),
+        ({"images": [IMAGE]}, f"`images.0` {NO_IMAGES}"),
         (
             {
                 "questions": {

@@ -54,6 +54,11 @@ TYPED = {
         },
     },
 }
+DECISIONS = [
+    "even: Is the sum even?",
+    {"name": "size", "instructions": "How large is the sum?", "levels": ["small", "large"]},
+    "parity = even|odd: Which parity has the sum?",
+]
 VECTORS = {
     "model": str(minilm()),
     "url": "/v1/embeddings",
@@ -78,10 +83,12 @@ def rows_of_run(folder: Path, recipe: Mapping[str, Any]) -> list[dict[str, Any]]
         force=True,
     )
     table = parquet.read_table(done.output)
-    # There a row has a number.
+    # There a row has a number, and advice has the quotes of a recipe file.
     error = compute.replace_substring_regex(table.column("error"), r"^Row \d+: ", "")
+    error = compute.replace_substring(error, "''", '""')
     table = table.set_column(table.column_names.index("error"), "error", error)
-    return [row | {"reasoning": None} for row in table.to_pylist()]
+    more = {} if "questions" in recipe else {"reasoning": None}
+    return [row | more for row in table.to_pylist()]
 
 
 def program_of(page: str) -> str:

@@ -18,7 +18,7 @@ from tidemill import TidemillError
 from tidemill.sdk.engine_process import AnsweredRow
 from tidemill.sdk.in_flight import Sent
 from tidemill.sdk.integrations.batch_answers import BatchAnswers
-from tidemill.sdk.integrations.options import split_options
+from tidemill.sdk.integrations.options import decision_keys, split_options
 
 ROOT = Path(__file__).parents[3]
 NAMES = pa.table({"name": [f"row {number}" for number in range(2_500)]}).append_column(
@@ -160,6 +160,37 @@ def test_invalid_options_are_reported_before_a_model_loads(
     """Each error is one sentence."""
     with pytest.raises(TidemillError, match=words):
         BatchAnswers(split_options(given)[1], NAMES.schema)
+
+
+def test_questions_about_a_column_are_a_recipe() -> None:
+    """Both forms keep their order, and the columns are those of tables."""
+    schema = pa.schema([("the text", pa.string())])
+    given = [{"name": "b", "instructions": "Is it?"}, "a = x|y: Which?"]
+    names = [field.name for field in BatchAnswers(decision_keys("the text", given), schema).fields]
+    assert names[::3] == ["b", "a", "usage"]
+    recipe = decision_keys("the text", "b: Is it?")
+    assert [field.name for field in BatchAnswers(recipe, schema).fields][:3] == names[:3]
+
+
+@pytest.mark.parametrize(
+    ("column", "questions", "words"),
+    [
+        ("text", ["a: Is it?"], r"names `text`, .*: write \{\{ row\[.the text.\] \}\}"),
+        (3, ["a: Is it?"], "`input` must be the name of a column; got a int"),
+        ("the text", [], "`questions` is empty: add one"),
+        ("the text", None, "`questions` is empty: add one"),
+        ("the text", 3, "`questions` must be a list"),
+        ("the text", ["Is it?"], "has no colon: write 'answer: "),
+        ("the text", {"instructions": "Is it?"}, "`questions` 1 has no name"),
+    ],
+)
+def test_invalid_questions_about_a_column_are_refused(
+    column: Any, questions: Any, words: str
+) -> None:
+    """Each error is one sentence."""
+    schema = pa.schema([("the text", pa.string())])
+    with pytest.raises(TidemillError, match=words):
+        BatchAnswers(decision_keys(column, questions), schema)
 
 
 @pytest.mark.parametrize(

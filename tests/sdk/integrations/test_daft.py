@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from tests.engine.scripted_encoder import minilm
 from tests.sdk.integrations.given import (
+    DECISIONS,
     QUESTIONS,
     SAMPLED,
     TYPED,
@@ -52,6 +53,14 @@ def test_rows_equal_those_of_run(recipe: dict[str, Any], tmp_path: Path) -> None
     answered = ours.answer(daft.from_arrow(QUESTIONS), **recipe)
     assert in_order(answered) == rows_of_run(tmp_path, recipe)
     assert answered.column_names[:2] == recipe.get("keep", ["id", "question"])
+
+
+def test_decisions_equal_those_of_run(tmp_path: Path) -> None:
+    """Each question has typed columns, and a row without an input its error."""
+    decided = ours.decide(daft.from_arrow(QUESTIONS), "question", DECISIONS, id="id")
+    recipe = {"input": "{{ question }}", "questions": DECISIONS, "id": "id"}
+    assert in_order(decided) == rows_of_run(tmp_path, recipe)
+    assert decided.schema()["size_score"].dtype == daft.DataType.float64()
 
 
 def test_vectors_equal_those_of_run(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.sdk.integrations.given import (
+    DECISIONS,
     QUESTIONS,
     ROOT,
     SAMPLED,
@@ -89,6 +90,14 @@ def test_rows_equal_those_of_run(
     assert in_order(answered) == rows_of_run(tmp_path, recipe)
     assert answered.columns[: len(questions.columns[:2])] == recipe.get("keep", ["id", "question"])
     assert len(set(addresses(sockets)) - set(before)) <= 1
+
+
+def test_decisions_equal_those_of_run(questions: Any, tmp_path: Path) -> None:
+    """Each question has typed columns, and a row without an input its error."""
+    decided = ours.decide(questions, "question", DECISIONS, id="id")
+    recipe = {"input": "{{ question }}", "questions": DECISIONS, "id": "id"}
+    assert in_order(decided) == rows_of_run(tmp_path, recipe)
+    assert decided.schema["size_score"].dataType.simpleString() == "double"
 
 
 def test_vectors_equal_those_of_run(questions: Any, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from tests.emulators import Emulator
 from tidemill import demo
+from tidemill.engine.storage.hub import config_of
 from tidemill.handler.aws.sync import Aws
 from tidemill.handler.errors import AwsError, ObjectChanged
 from tidemill.handler.worker.weights import cache as weights_cache
@@ -115,6 +116,20 @@ def test_an_adapter_comes_with_its_tensors(place: Place) -> None:
     names = ["adapter_config.json", "adapter_model.safetensors", "tokenizer.json"]
     place.put_all(dict.fromkeys([*names, "optimizer.pt"], b"x"))
     assert sorted(path.name for path in place.fetch().iterdir()) == names
+
+
+@pytest.mark.parametrize("described", ["rl_agent_config.json", "julia_config.json"])
+def test_a_decision_model_comes_with_its_folders(place: Place, described: str) -> None:
+    """The encoder's config and the tokenizer are in separate folders, without code."""
+    place.put_all(dict.fromkeys([described, "model.safetensors", "encoder/"], b"x"))
+    with pytest.raises(WeightsRefused, match=r"is not a model: encoder/config\.json not found"):
+        place.find()
+    nested = ["encoder/config.json", "tokenizer/tokenizer.json"]
+    place.put_all(dict.fromkeys([*nested, "encoder/model.py", "code/config.json"], b"y"))
+    folder = place.fetch()
+    files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    assert sorted(map(str, files)) == sorted([*nested, described, "model.safetensors"])
+    assert config_of(folder).read_bytes() == b"y"
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,18 @@ def test_vectors_and_a_row_that_fails_have_one_schema(local_ray: Any) -> None:
     assert rows[0]["error"].startswith("column `text` is null")
 
 
+def test_decisions_have_typed_columns(local_ray: Any) -> None:
+    """A row without an input has its error."""
+    table = pa.table({"id": [1, 2], "text": ["It broke.", None]})
+    questions = ["damaged: Is an item damaged?", "tone = calm<angry: How upset?"]
+    found = tidemill.ray.decide(local_ray.data.from_arrow(table), "text", questions, keep=["id"])
+    one, failed = sorted(found.take_all(), key=lambda row: row["id"])
+    assert one["damaged_confidence"] == max(one["damaged_probabilities"].values())
+    assert one["tone_score"] == one["tone_probabilities"]["angry"]
+    assert failed["damaged"] is None
+    assert failed["error"].startswith("column `text` is null")
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
