@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..calibration.answers import CalibrationError, Options, priors_of
 from ..calibration.calibration import Calibration, Method
 from .errors import RecipeError
 from .questions import TableQuestion
+
+if TYPE_CHECKING:
+    from .recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +59,15 @@ def plan_of(
     saved: Calibration | None = None,
     gold_file: GoldAnswers | None = None,
 ) -> CalibrationPlan:
-    """Return the plan of the keys `calibrate`, `prior` and `gold`; raises RecipeError."""
+    """Return the plan of the keys of a calibration; raises RecipeError.
+
+    `saved` is the content of the file that the key `calibration` names.
+    """
     if not questions:
-        name = next((name for name in ("calibrate", "prior", "gold") if name in keys), None)
-        shown = "a calibration" if name is None else f"`{name}`"
-        raise RecipeError(f"{shown} needs questions: add `ask`, or omit it")
+        names = ("calibrate", "prior", "gold", "calibration")
+        name = next((name for name in names if name in keys), names[-1])
+        raise RecipeError(f"`{name}` needs questions: add `ask`, or omit it")
+    saved = saved or _saved(keys)
     gold = {} if gold_file is not None else _gold_columns(keys.get("gold"), questions)
     has_gold = bool(gold) or gold_file is not None
     method = _method(keys, has_gold=has_gold, is_saved=saved is not None)
@@ -72,6 +79,45 @@ def plan_of(
     except CalibrationError as exc:
         raise RecipeError(str(exc)) from exc
     return CalibrationPlan(method, priors, gold, saved, gold_file)
+
+
+def check_prompts(saved: Calibration, keys: Mapping[str, Any], recipe: Recipe) -> None:
+    """Raise RecipeError if a calibration belongs to other questions or prompts than a recipe's.
+
+    One without settings is not compared.
+    """
+    if not saved.settings:
+        return
+    here = {
+        "--ask": [question.body for question in recipe.questions],
+        "--question-layout": recipe.question_layout,
+        "--permutations": recipe.permutations,
+        "--prompt": keys.get("prompt"),
+        "--system": keys.get("system"),
+    }
+    there = {"--permutations": 1, **saved.settings}
+    odd = next((flag for flag, value in here.items() if there.get(flag) != value), None)
+    if odd is not None:
+        raise RecipeError(
+            f"`calibration` was fitted with another `{odd[2:].replace('-', '_')}`: use the same "
+            "questions and prompt, or fit a new one"
+        )
+
+
+def _saved(keys: Mapping[str, Any]) -> Calibration | None:
+    """Return the calibration inside a recipe."""
+    given = keys.get("calibration")
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise RecipeError(
+            f"`calibration` is {given!r}: it must be the name of a .calibration.json file next to "
+            "the table, or the content of one"
+        )
+    try:
+        return Calibration.of_json(given)
+    except CalibrationError as exc:
+        raise RecipeError(f"`calibration` cannot be used: {exc}") from exc
 
 
 def _method(keys: Mapping[str, Any], *, has_gold: bool, is_saved: bool) -> Any:

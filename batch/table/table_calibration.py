@@ -27,7 +27,7 @@ def fit_calibration(
     """Return the calibration of a plan, with a report of its accuracy on the gold rows.
 
     `batches` have the gold columns, and the columns of uncalibrated results. A question with too
-    few rows has no map. Memory is bounded: see `GoldRows`.
+    few rows has no map. Memory is bounded: see `SampledRows`.
     """
     fits = [QuestionFit(options_of(question)) for question in questions]
     if plan.saved is None or plan.columns:

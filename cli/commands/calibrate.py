@@ -7,7 +7,6 @@ from pathlib import Path
 
 from tidemill.offline.arguments.calibration_flags import (
     add_calibration_flags,
-    add_saved_calibration_flag,
     calibration_keys,
 )
 from tidemill.offline.console.errors import Refused
@@ -52,14 +51,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="with --gold FILE: find the rows by this column (default: the --id of the run)",
     )
     add_calibration_flags(parser)
-    add_saved_calibration_flag(parser)
     parser.set_defaults(command=command)
 
 
 def command(arguments: argparse.Namespace) -> int:
     """Calibrate the table, print the accuracy on gold rows, and return the exit status."""
     keys = calibration_keys(arguments)
-    if not keys and not arguments.calibration:
+    if not keys:
         raise Refused(
             "no calibration: pass --gold, --calibrate batch with --prior, or --calibration"
         )
@@ -70,7 +68,7 @@ def command(arguments: argparse.Namespace) -> int:
     source = Path(arguments.output)
     target = Path(arguments.output_file or arguments.output)
     with StopSignals():
-        calibration, path = calibrate(source, target, keys, arguments.calibration, arguments.id)
+        calibration, path = calibrate(source, target, keys, arguments.id)
     print_output("\n".join(calibration.report_lines()))
     log(f"the calibrated table is {target}" + (f", its calibration {path}" if path else ""))
     return 0

@@ -13,7 +13,6 @@ from tidemill.offline.arguments.argument_types import (
     positive_number,
     size_in_bytes,
 )
-from tidemill.offline.arguments.calibration_flags import add_saved_calibration_flag
 from tidemill.offline.arguments.dataset_id import add_dataset_flags
 from tidemill.offline.arguments.default_flags import add_default_flags, defaults_of
 from tidemill.offline.arguments.recipe_flags import add_recipe_flags
@@ -79,7 +78,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("--max-line-bytes", type=size_in_bytes, metavar="SIZE", help="reject longer lines")
     add_reuse_flags(parser)
     add_recipe_flags(parser)
-    add_saved_calibration_flag(parser)
     add_dataset_flags(parser)
     add_default_flags(parser.add_argument_group("defaults for lines that do not set them"))
     add_engine_flags(parser)

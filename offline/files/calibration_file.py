@@ -22,12 +22,14 @@ def calibration_path(output: Path) -> Path:
     return output.with_name(output.name.removesuffix(output.suffix) + _SUFFIX)
 
 
-def calibrated(recipe: Recipe, keys: Mapping[str, Any], saved: str | None) -> Recipe:
-    """Return a recipe calibrated by its keys, their gold file, or the file of a saved calibration.
+def calibrated(recipe: Recipe, keys: Mapping[str, Any], folder: Path) -> Recipe:
+    """Return a recipe calibrated by its keys, and the files that they name.
 
+    The file of a saved calibration is next to the recipe in `folder`, unless a flag names it.
     Raises Refused for invalid keys, and BadInput for an invalid gold file.
     """
-    calibration = None if saved is None else load_calibration(saved)
+    is_flag = "calibration" in (recipe.flags or ())
+    calibration = saved_calibration(keys, Path() if is_flag else folder)
     path = gold_path(keys)
     gold = None if path is None else read_gold(path, recipe.id, recipe.questions)
     try:
@@ -36,10 +38,17 @@ def calibrated(recipe: Recipe, keys: Mapping[str, Any], saved: str | None) -> Re
         raise Refused(f"the calibration is not valid: {exc}") from exc
 
 
-def load_calibration(path: str) -> Calibration:
-    """Return the calibration in a file; raises Refused for any other file."""
+def saved_calibration(keys: Mapping[str, Any], folder: Path = Path()) -> Calibration | None:
+    """Return the calibration in the file that the key `calibration` names; None without one.
+
+    Raises Refused for any other file.
+    """
+    name = keys.get("calibration")
+    if not isinstance(name, str):
+        return None
+    path = folder / name
     try:
-        return Calibration.parse(Path(path).read_bytes())
+        return Calibration.parse(path.read_bytes())
     except OSError as exc:
         raise Refused(f"the calibration {path} cannot be read ({exc.strerror})") from exc
     except CalibrationError as exc:

@@ -15,7 +15,7 @@ from ..arguments.defaults import MAX_TOKENS, TEMPERATURE
 from ..console.errors import Refused
 from ..console.terminal import log
 from ..files.calibrated_output import calibrate_output
-from ..files.calibration_file import calibration_path, load_calibration
+from ..files.calibration_file import calibration_path, saved_calibration
 from ..files.new_file import open_new_file
 from ..files.paths import card_path
 from ..files.recorded_run import recorded_id
@@ -63,7 +63,6 @@ def calibrate(
     source: Path,
     target: Path,
     keys: Mapping[str, Any],
-    calibration_file: str | None,
     id_column: str | None = None,
 ) -> tuple[Calibration, Path | None]:
     """Calibrate an output, and save its calibration unless it is a saved one.
@@ -74,7 +73,7 @@ def calibrate(
     """
     card = _card_of(source)
     settings = None if card is None else card[1]
-    saved = None if calibration_file is None else load_calibration(calibration_file)
+    saved = saved_calibration(keys)
     if saved is not None:
         _check_settings(saved, settings, str(source))
     id_column = id_column or recorded_id(str(source))

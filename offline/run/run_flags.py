@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ..arguments.argument_types import port_number, positive_int, positive_number, size_in_bytes
-from ..arguments.calibration_flags import add_saved_calibration_flag
 from ..arguments.cascade_flags import add_cascade_flags, cascade_of
 from ..arguments.dataset_id import add_dataset_flags
 from ..arguments.default_flags import add_default_flags, defaults_of
@@ -66,7 +65,6 @@ def add_run_parser(
     _add_file_flags(parser.add_argument_group("files"))
     _add_limit_flags(parser.add_argument_group("limits of the run"))
     add_recipe_flags(parser)
-    add_saved_calibration_flag(parser.add_argument_group("decisions"))
     add_cascade_flags(parser.add_argument_group("cascades of two models"))
     add_dataset_flags(parser)
     add_default_flags(parser.add_argument_group("defaults for lines that do not set them"))

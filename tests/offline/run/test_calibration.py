@@ -60,7 +60,7 @@ def test_a_run_calibrates_and_its_calibration_serves_later_runs(
 
     assert main(["calibrate", str(second), "--gold", "label"]) == 0
     shown = capsys.readouterr().out
-    assert "town: platt calibration fitted on 24 rows, measured on 24 of 24 gold rows" in shown
+    assert "town: platt calibration fitted on 24 rows, measured on 24 of 24 gold rows;" in shown
     assert "fewer than 50 gold rows: these figures are uncertain" in shown
     again = _read(second)
     assert again["town_raw_probabilities"] == made["town_raw_probabilities"]
@@ -144,7 +144,7 @@ def test_calibration_flags_need_a_table_with_questions(run: Any, tmp_path: Path)
     lines.write_text("{}\n")
     table.write_text("text\nx\n")
     ask = ("--ask", "x: Is it?")
-    with pytest.raises(Refused, match=r"t\.csv cannot be used: it is not a calibration"):
+    with pytest.raises(Refused, match=r"t\.csv cannot be used: it is not a complete JSON"):
         run(table, *ask, "--calibration", table)
     with pytest.raises(Refused, match=r"the calibration .*no\.json cannot be read"):
         run(table, *ask, "--calibration", tmp_path / "no.json")
