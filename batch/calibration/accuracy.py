@@ -127,9 +127,7 @@ class _Shares:
         return (total - bisect_left(self._confidences, threshold)) / max(1, total)
 
 
-def _accepted(
-    pairs: Sequence[tuple[float, bool]], threshold: float, shares: _Shares
-) -> Accepted:
+def _accepted(pairs: Sequence[tuple[float, bool]], threshold: float, shares: _Shares) -> Accepted:
     hits = [hit for confidence, hit in pairs if confidence >= threshold]
     return _counted(threshold, len(hits), sum(hits), shares)
 

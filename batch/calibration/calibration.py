@@ -180,10 +180,15 @@ class QuestionFit:
         self.options = options
         self.means = LogMeans(len(options.texts))
         self.gold = SampledRows[tuple[Probabilities, int]]()
+        self.num_known = 0
+        """Number of gold answers that belong to a row, with or without an answer."""
         self._sample = SampledRows[Probabilities]()
 
-    def add(self, probabilities: Probabilities, gold: int | None) -> None:
-        """Add a row with its gold option, if it has one."""
+    def add(self, probabilities: Probabilities | None, gold: int | None) -> None:
+        """Add a row with its gold option, if it has one; a failed row has no probabilities."""
+        self.num_known += gold is not None
+        if probabilities is None:
+            return
         self.means.add(probabilities)
         self._sample.add(probabilities)
         if gold is not None:

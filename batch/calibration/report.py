@@ -16,6 +16,12 @@ _PLOT_CHARS: Final = 40
 
 def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield the report of one question, as `QuestionFit.report` returns it."""
+    yield from _fit_lines(report)
+    if unknown := report.get("unknown_gold"):
+        yield f"  gold answers whose ID no row has: {unknown:,}"
+
+
+def _fit_lines(report: Mapping[str, Any]) -> Iterator[str]:
     if "problem" in report:
         yield f"{report['name']}: not calibrated, because {report['problem']}"
         return

@@ -184,9 +184,9 @@ def calibrated_recipe(
 
     A calibration inside the recipe must have been fitted with the same questions and prompt.
     """
-    from .calibration_plan import check_prompts, plan_of  # late: few recipes have one
+    from .calibration_plan import check_prompts, options_of, plan_of  # late: few recipes have one
 
-    plan = plan_of(keys, recipe.questions, saved, gold_file)
+    plan = plan_of(keys, [*map(options_of, recipe.questions)], saved, gold_file)
     if saved is None and plan.saved is not None:
         check_prompts(plan.saved, keys, recipe)
     questions = tuple(replace(question, is_calibrated=True) for question in recipe.questions)

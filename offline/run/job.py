@@ -205,6 +205,10 @@ def _run_job(
             return 128 + (signals.received or 0)
         changed = _finish(run, files, tally)
     log(summary(tally) if tally.answered else _nothing_to_run(tally))
+    if options.row_calibration and tally.num_rows:
+        from .calibration import calibrate_run  # late: few runs have one
+
+        calibrate_run(options, record.rows.latest)
     if changed:
         raise InputChanged(changed)
     return OVER_LIMIT if tally.num_not_run else _exit_status(tally, options)

@@ -142,6 +142,11 @@ def as_markdown(card: Mapping[str, Any]) -> str:
         from .question_report import question_lines  # late: few runs have questions
 
         parts += question_lines(card["questions"], card["recipe"])
+    if reports := card.get("calibration"):
+        from .question_report import calibration_lines
+
+        parts.append("\n## Calibration")
+        parts += [line for report in reports for line in calibration_lines(report)]
     if (cascade := card.get("cascade")) is not None:
         from .cascade_report import report_lines  # late: few runs are cascades
 
