@@ -57,9 +57,9 @@ def create_batch_of_drop(
 
     It is None for an upload that creates none: it is in another bucket or prefix, a folder, or a
     table's recipe or calibration; it has been deleted, or a newer one of its name is known. The
-    batch that it replaces is cancelled. The new one is not announced: it may leave `validating` in this run. A
-    short file's batch is created with a lock of `owner`, under which this run can continue. If the
-    run dies, the lock expires like any other.
+    batch that it replaces is cancelled. The new one is not announced: it may leave `validating` in
+    this run. A short file's batch is created with a lock of `owner`, under which this run can
+    continue. If the run dies, the lock expires like any other.
     """
     outputs = outputs_of_drop(drop.key)
     if drop.bucket != deployment.bucket.name or outputs is None:

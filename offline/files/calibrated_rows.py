@@ -6,7 +6,7 @@ be calibrated any number of times.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +28,7 @@ from tidemill.protocol.decisions.questions import mean_level, winner_of
 
 from ..console.errors import BadInput, Refused
 from ..extras import require_extras
+from .calibration_file import saved_calibration
 from .gold_file import gold_path, read_gold
 from .new_file import open_new_file
 
@@ -58,16 +59,12 @@ def calibrate_rows(
 
     Raises BadInput for rows without decisions, and Refused for unsuitable keys.
     """
-    questions = _questions_of(source)
-    plan = _plan(source, questions, keys, saved, id_column)
+    questions = questions_of_rows(_read(source), str(source))
+    plan = plan_of_rows(str(source), questions, keys, saved, id_column)
     fits = {name: QuestionFit(options) for name, options in questions.items()}
     if plan.saved is None or plan.gold_file is not None:
-        gold = {} if plan.gold_file is None else plan.gold_file.answers
         for row in _read(source):
-            custom_id, answers = row.get(CUSTOM_ID), {each.name: each for each in _answers_of(row)}
-            for name, fit in fits.items():
-                answer = answers.get(name)
-                fit.add(answer and answer.raw, gold.get(name, {}).get(str(custom_id)))
+            add_row(fits, row, gold_of_rows(plan, row))
     calibration = calibration_of(plan, [*fits.values()])
     with open_new_file(str(target)) as new:
         for row in _read(source):
@@ -76,6 +73,15 @@ def calibrate_rows(
                 answer.replace(None if found is None else found.map(answer.raw))
             new.write(escape_separators(to_json(row, inf_nan_mode="null")) + b"\n")
     return calibration
+
+
+def add_row(
+    fits: Mapping[str, QuestionFit], row: Mapping[str, Any], gold: Mapping[str, int]
+) -> None:
+    """Add the answers of a row to the fits of their questions, with the known correct answers."""
+    answers = {answer.name: answer.raw for answer in _answers_of(row)}
+    for name, fit in fits.items():
+        fit.add(answers.get(name), gold.get(name))
 
 
 def check_keys(keys: Mapping[str, Any], saved: Calibration | None) -> None:
@@ -96,13 +102,22 @@ def check_keys(keys: Mapping[str, Any], saved: Calibration | None) -> None:
         raise Refused(f"the calibration is not valid: {exc}") from exc
 
 
-def _plan(
-    source: Path,
+def gold_of_rows(plan: CalibrationPlan, row: Mapping[str, Any]) -> dict[str, int]:
+    """Return the known correct answers of a row by question."""
+    answers = {} if plan.gold_file is None else plan.gold_file.answers
+    custom_id = str(row.get(CUSTOM_ID))
+    return {name: known[custom_id] for name, known in answers.items() if custom_id in known}
+
+
+def plan_of_rows(
+    source: str,
     questions: Mapping[str, Options],
     keys: Mapping[str, Any],
-    saved: Calibration | None,
-    id_column: str | None,
+    saved: Calibration | None = None,
+    id_column: str | None = None,
 ) -> CalibrationPlan:
+    """Return the plan of rows of requests; raises Refused and BadInput for unsuitable keys."""
+    saved = saved or saved_calibration(keys)
     check_keys(keys, saved)
     options, path = [*questions.values()], gold_path(keys)
     gold = None
@@ -114,10 +129,10 @@ def _plan(
         raise Refused(f"{source} cannot be calibrated: {exc}") from exc
 
 
-def _questions_of(source: Path) -> dict[str, Options]:
+def questions_of_rows(rows: Iterable[Mapping[str, Any]], source: str) -> dict[str, Options]:
     """Return the questions of all rows; raises BadInput without any, or for one with two forms."""
     questions: dict[str, Options] = {}
-    for number, row in enumerate(_read(source), 1):
+    for number, row in enumerate(rows, 1):
         for answer in _answers_of(row):
             known = questions.setdefault(answer.name, answer.options)
             if known != answer.options:

@@ -220,16 +220,22 @@ def _add_metrics_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def take_row_calibration(arguments: argparse.Namespace, file: str) -> dict[str, Any]:
+    """Return the keys that calibrate the rows of a file of requests, and clear their flags."""
+    if not only_calibrates(arguments, file) or format_of(file) not in {None, "jsonl"}:
+        return {}
+    keys = calibration_keys(arguments)
+    for name in NAMES:
+        setattr(arguments, name, None)
+    return keys
+
+
 def options_from(arguments: argparse.Namespace) -> RunOptions:
     """Return the options of the parsed arguments."""
     named = arguments.output_file
     names = name_files(arguments.input_file, named, arguments.files)
     arguments.input_file, arguments.output_file = names
-    arguments.row_calibration = {}
-    if only_calibrates(arguments, names[0]) and format_of(names[0]) in {None, "jsonl"}:
-        arguments.row_calibration = calibration_keys(arguments)
-        for name in NAMES:
-            setattr(arguments, name, None)
+    arguments.row_calibration = take_row_calibration(arguments, names[0])
     arguments.table = table_options(arguments, names[0], named, more_extras=("engine",))
     if arguments.table is not None:
         arguments.output_file = str(arguments.table.output)

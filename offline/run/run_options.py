@@ -13,7 +13,6 @@ from ..arguments.defaults import Defaults
 from ..console.errors import Refused
 from ..engine.data_parallel import DataParallelSize
 from ..engine.options import EngineOptions
-from ..files.paths import is_path
 from ..files.shard import Shard
 from ..files.table_options import TableOptions
 from .reuse_flags import check_reuse
@@ -67,12 +66,6 @@ class RunOptions(EngineOptions):
     def __post_init__(self) -> None:
         """Raise Refused for flags that require others, or cannot be combined."""
         check_reuse(self.reuse, self.reuse_max_size, sampled=self.reuse_sampled)
-        if self.row_calibration and (self.shard is not None or not is_path(self.output_file)):
-            reason = "with --shard" if self.shard is not None else f"for {self.output_file}"
-            raise Refused(
-                f"--{next(iter(self.row_calibration))} is not supported {reason}: calibrate the "
-                "complete file of rows with `tidemill calibrate`"
-            )
         if self.row_calibration and self.cascade is not None:
             raise Refused(
                 "--escalate cannot be combined with a calibration, because each model would need "
