@@ -137,7 +137,7 @@ def test_a_run_of_requests_is_calibrated_and_resumes_to_the_same_bytes(
     assert "good: accuracy 50.0% before" in (tmp_path / "out.calibration.svg").read_text()
     assert run(source, "-o", target, "--resume", *flags) == 0
     assert target.read_bytes() == whole
-    # The raw probabilities are the uncalibrated ones again.
+    # Another calibration starts from the raw probabilities.
     assert main(["calibrate", str(target), "--calibrate", "batch", "--prior", "even"]) == 0
     assert target.read_bytes() != whole
     again = ["calibrate", str(target), "--calibration", str(tmp_path / "saved.json")]
