@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from ..calibration.answers import CalibrationError, Options, priors_of
 from ..calibration.calibration import Calibration, Method, QuestionFit, QuestionMap
 from .errors import RecipeError
 from .questions import TableQuestion
-
-if TYPE_CHECKING:
-    from .recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,20 +116,13 @@ def plan_of(
     return CalibrationPlan(method, priors, gold, saved, gold_file)
 
 
-def check_prompts(saved: Calibration, keys: Mapping[str, Any], recipe: Recipe) -> None:
-    """Raise RecipeError if a calibration belongs to other questions or prompts than a recipe's.
+def check_prompts(saved: Calibration, here: Mapping[str, Any]) -> None:
+    """Raise RecipeError if a calibration belongs to other questions or prompts than these settings.
 
     One without settings is not compared.
     """
     if not saved.settings:
         return
-    here = {
-        "--ask": [question.body for question in recipe.questions],
-        "--question-layout": recipe.question_layout,
-        "--permutations": recipe.permutations,
-        "--prompt": keys.get("prompt"),
-        "--system": keys.get("system"),
-    }
     there = {"--permutations": 1, **saved.settings}
     odd = next((flag for flag, value in here.items() if there.get(flag) != value), None)
     if odd is not None:

@@ -188,7 +188,14 @@ def calibrated_recipe(
 
     plan = plan_of(keys, [*map(options_of, recipe.questions)], saved, gold_file)
     if saved is None and plan.saved is not None:
-        check_prompts(plan.saved, keys, recipe)
+        settings = {
+            "--ask": [question.body for question in recipe.questions],
+            "--question-layout": recipe.question_layout,
+            "--permutations": recipe.permutations,
+            "--prompt": keys.get("prompt"),
+            "--system": keys.get("system"),
+        }
+        check_prompts(plan.saved, settings)
     questions = tuple(replace(question, is_calibrated=True) for question in recipe.questions)
     check_question_columns(questions)
     return replace(recipe, calibration=plan, questions=questions)

@@ -17,12 +17,13 @@ from ..files.output import LocalFile
 from ..files.paths import card_path
 from ..files.row_settings import SettingsUse, use_lines
 from ..files.row_writer import OutputFiles
-from .run import Run
 from .run_options import RunOptions
 from .tally import Tally
 
 if TYPE_CHECKING:
     from tidemill.batch.table.recipe import Recipe
+
+    from .run import Run
 
 _NOT_SETTINGS = frozenset(
     {

@@ -73,7 +73,7 @@ def finish_table(
     tally.questions = columns.summaries()
     plan = table.recipe.calibration
     if columns.calibration is not None and plan is not None and plan.saved is None:
-        from .calibration import save_calibration  # late: few runs have one
+        from .calibration_check import save_calibration  # late: few runs have one
 
         log(f"the calibration is {save_calibration(columns.calibration, settings, target)}")
     again = _retry(options.table.output)
