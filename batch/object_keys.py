@@ -18,6 +18,7 @@ _OUTPUT_PREFIX = "output/"
 _SUFFIX = ".jsonl"
 ERRORS_SUFFIX = ".errors.jsonl"
 RECIPE_SUFFIX: Final = ".recipe.toml"
+CALIBRATION_SUFFIX: Final = ".calibration.json"
 _TABLE = ".table"
 MAX_KEY_BYTES = 1024
 TENANT: Final = r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}"
@@ -124,9 +125,9 @@ def recipe_key(key: str) -> str:
     return f"{folder}{slash}{stem.rpartition('.')[0] or stem}{RECIPE_SUFFIX}"
 
 
-def is_recipe_key(key: str) -> bool:
-    """Say whether an upload is a recipe rather than a file of requests."""
-    return key.endswith(RECIPE_SUFFIX)
+def is_of_table(key: str) -> bool:
+    """Say whether an upload belongs to a table: its recipe, or a saved calibration."""
+    return key.endswith((RECIPE_SUFFIX, CALIBRATION_SUFFIX))
 
 
 def table_key(outputs: Outputs, form: str) -> str:

@@ -66,13 +66,29 @@ def compile_recipe(
     """
     try:
         check_names(schema.names)
-        parsed = parse_recipe(recipe)
+        parsed = parse_recipe(with_calibration(recipe))
         template = checked_template(parsed, schema, None)
     except TableError as exc:
         raise TidemillError(str(exc)) from exc
     except RecipeError as exc:
         raise TidemillError(f"the recipe is not valid: {exc}") from exc
     return parsed, template, list(schema.names if parsed.keep is None else parsed.keep)
+
+
+def with_calibration(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe with the content of the calibration file that it names.
+
+    Raises TidemillError for an unsuitable file.
+    """
+    if not isinstance(recipe.get("calibration"), str):
+        return {**recipe}
+    from tidemill.offline.files.calibration_file import saved_calibration  # late: few have one
+
+    try:
+        saved = saved_calibration(recipe)
+    except CliError as exc:
+        raise TidemillError(str(exc)) from exc
+    return {**recipe, "calibration": None if saved is None else saved.as_json()}
 
 
 def _arrow_table(table: Any) -> pa.Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
@@ -21,7 +22,8 @@ _Z: Final = 1.96  # of a two-sided interval of 95 %
 class Accepted:
     """The gold rows whose confidence is at least `threshold`, and their accuracy.
 
-    `at_least` is the lower end of the accuracy's 95 % interval (Wilson).
+    `share` is that of all rows with this confidence, with and without a gold answer; `at_least` is
+    the lower end of the accuracy's 95 % interval (Wilson).
     """
 
     threshold: float
@@ -57,8 +59,16 @@ class Accuracy:
     """For each target accuracy that some threshold reaches: the one that accepts most rows."""
 
     @classmethod
-    def measure(cls, rows: Sequence[Probabilities], gold: Sequence[int]) -> Self:
-        """Return the accuracy of the most likely options."""
+    def measure(
+        cls,
+        rows: Sequence[Probabilities],
+        gold: Sequence[int],
+        everything: Sequence[Probabilities] | None = None,
+    ) -> Self:
+        """Return the accuracy of the most likely options.
+
+        `everything` has the rows from which shares are taken, by default the gold rows.
+        """
         winners = list(map(winner_of, rows))
         pairs = [
             (row[best], best == answer)
@@ -67,13 +77,14 @@ class Accuracy:
         bins = _bins(pairs)
         num_rows = len(pairs)
         error = math.fsum(each.num_rows * abs(each.confidence - each.accuracy) for each in bins)
-        by_confidence = _by_confidence(pairs)
+        shares = _Shares(rows if everything is None else everything)
+        by_confidence = _by_confidence(pairs, shares)
         return cls(
             num_rows,
             sum(hit for _, hit in pairs) / num_rows,
             error / num_rows,
             tuple(bins),
-            tuple(_accepted(pairs, threshold) for threshold in THRESHOLDS),
+            tuple(_accepted(pairs, threshold, shares) for threshold in THRESHOLDS),
             tuple(
                 (target, best)
                 for target in TARGETS
@@ -104,17 +115,30 @@ def _bins(pairs: Sequence[tuple[float, bool]]) -> list[Bin]:
     ]
 
 
-def _accepted(pairs: Sequence[tuple[float, bool]], threshold: float) -> Accepted:
+class _Shares:
+    """Shares of rows by their least confidence."""
+
+    def __init__(self, rows: Sequence[Probabilities]) -> None:
+        self._confidences = sorted(max(row) for row in rows)
+
+    def at(self, threshold: float) -> float:
+        """Return the share of the rows whose confidence is at least a threshold."""
+        total = len(self._confidences)
+        return (total - bisect_left(self._confidences, threshold)) / max(1, total)
+
+
+def _accepted(pairs: Sequence[tuple[float, bool]], threshold: float, shares: _Shares) -> Accepted:
     hits = [hit for confidence, hit in pairs if confidence >= threshold]
-    return _counted(threshold, len(hits), sum(hits), len(pairs))
+    return _counted(threshold, len(hits), sum(hits), shares)
 
 
-def _counted(threshold: float, num_rows: int, num_hits: int, total: int) -> Accepted:
+def _counted(threshold: float, num_rows: int, num_hits: int, shares: _Shares) -> Accepted:
     accuracy = num_hits / num_rows if num_rows else 0.0
-    return Accepted(threshold, num_rows, num_rows / total, accuracy, _wilson(num_hits, num_rows))
+    interval = _wilson(num_hits, num_rows)
+    return Accepted(threshold, num_rows, shares.at(threshold), accuracy, interval)
 
 
-def _by_confidence(pairs: Sequence[tuple[float, bool]]) -> list[Accepted]:
+def _by_confidence(pairs: Sequence[tuple[float, bool]], shares: _Shares) -> list[Accepted]:
     """Return the rows that are accepted at each confidence that occurs, the highest first."""
     found: list[Accepted] = []
     hits = 0
@@ -122,7 +146,7 @@ def _by_confidence(pairs: Sequence[tuple[float, bool]]) -> list[Accepted]:
     for count, (confidence, hit) in enumerate(ordered, 1):
         hits += hit
         if count == len(ordered) or ordered[count][0] < confidence:
-            found.append(_counted(confidence, count, hits, len(ordered)))
+            found.append(_counted(confidence, count, hits, shares))
     return found
 
 

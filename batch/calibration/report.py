@@ -16,6 +16,12 @@ _PLOT_CHARS: Final = 40
 
 def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield the report of one question, as `QuestionFit.report` returns it."""
+    yield from _fit_lines(report)
+    if unknown := report.get("unknown_gold"):
+        yield f"  gold answers whose ID no row has: {unknown:,}"
+
+
+def _fit_lines(report: Mapping[str, Any]) -> Iterator[str]:
     if "problem" in report:
         yield f"{report['name']}: not calibrated, because {report['problem']}"
         return
@@ -27,7 +33,7 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
         return
     yield (
         f"{report['name']}: {fitted}, measured on {report['measured_rows']:,} of {num_gold:,} "
-        "gold rows"
+        f"gold rows; shares are of all {report['rows']:,} rows"
     )
     if num_gold < FEW_GOLD_ROWS:
         yield f"  fewer than {FEW_GOLD_ROWS} gold rows: these figures are uncertain"
@@ -36,10 +42,12 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
         f"calibration error {before['calibration_error']:.3f} before, "
         f"{after['calibration_error']:.3f} after"
     )
-    yield "  confidence at least   rows accepted   accuracy (95 % interval from)"
+    yield "  confidence at least   rows accepted   gold rows   accuracy (95 % interval from)"
     for each in _distinct(after["by_threshold"]):
-        share = f"{each['num_rows']:,} ({each['share']:.0%})"
-        yield f"  {each['threshold']:>19.2f} {share:>15}   {_accuracy(each)}"
+        yield (
+            f"  {each['threshold']:>19.2f} {each['share']:>15.0%} {each['num_rows']:>11,}   "
+            f"{_accuracy(each)}"
+        )
     for share in dict.fromkeys(map(acceptance, after["by_target"])):
         yield f"  {share}"
     yield from plot_lines(after["bins"])
@@ -59,7 +67,7 @@ def brief_report(report: Mapping[str, Any]) -> dict[str, Any]:
 def acceptance(each: Mapping[str, Any]) -> str:
     """Return the sentence that states how many rows reach a target accuracy."""
     return (
-        f"accept {each['share']:.0%} of rows at {each['accuracy']:.0%} accuracy: confidence ≥ "
+        f"accept {each['share']:.0%} of all rows at {each['accuracy']:.0%} accuracy: confidence ≥ "
         f"{each['threshold']:.3f} ({each['num_rows']:,} gold rows)"
     )
 

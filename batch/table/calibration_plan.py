@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from ..calibration.answers import CalibrationError, Options, priors_of
-from ..calibration.calibration import Calibration, Method
+from ..calibration.calibration import Calibration, Method, QuestionFit, QuestionMap
 from .errors import RecipeError
 from .questions import TableQuestion
 
@@ -45,6 +45,45 @@ class CalibrationPlan:
         return question in (self.gold if self.gold_file is None else self.gold_file.answers)
 
 
+def calibration_of(plan: CalibrationPlan, fits: Sequence[QuestionFit]) -> Calibration:
+    """Return the calibration of a plan from the rows of each question, with a report.
+
+    A question with too few rows has no map.
+    """
+    maps: list[QuestionMap] = []
+    report: list[Mapping[str, Any]] = []
+    for fit in fits:
+        name = fit.options.name
+        try:
+            found, problem = _map_of(plan, fit), ""
+        except CalibrationError as exc:
+            found, problem = None, str(exc)
+        unknown = 0
+        if plan.gold_file is not None:
+            unknown = len(plan.gold_file.answers.get(name, ())) - fit.num_known
+        if found is None:
+            report.append({"name": name, "problem": problem, "unknown_gold": unknown})
+            continue
+        maps.append(found)
+        each = fit.report(found, is_saved=plan.saved is not None)
+        report.append({**each, "unknown_gold": unknown})
+    return Calibration({}, tuple(maps), tuple(report))
+
+
+def _map_of(plan: CalibrationPlan, fit: QuestionFit) -> QuestionMap | None:
+    name = fit.options.name
+    match plan.method:
+        case "batch":
+            return fit.batch_map(plan.priors[name])
+        case "platt" | "isotonic":
+            if not plan.has_gold(name):
+                raise CalibrationError("it has no gold answers")
+            return fit.gold_map(plan.method)
+        case _:
+            assert plan.saved is not None
+            return plan.saved.of(name)
+
+
 def options_of(question: TableQuestion) -> Options:
     """Return the options of a question as a calibration names them."""
     return Options(question.name, question.kind, tuple(each.text for each in question.options))
@@ -52,29 +91,65 @@ def options_of(question: TableQuestion) -> Options:
 
 def plan_of(
     keys: Mapping[str, Any],
-    questions: Sequence[TableQuestion],
+    questions: Sequence[Options],
     saved: Calibration | None = None,
     gold_file: GoldAnswers | None = None,
 ) -> CalibrationPlan:
-    """Return the plan of the keys `calibrate`, `prior` and `gold`; raises RecipeError."""
+    """Return the plan of the keys of a calibration; raises RecipeError.
+
+    `saved` is the content of the file that the key `calibration` names.
+    """
     if not questions:
-        name = next((name for name in ("calibrate", "prior", "gold") if name in keys), None)
-        shown = "a calibration" if name is None else f"`{name}`"
-        raise RecipeError(f"{shown} needs questions: add `ask`, or omit it")
+        names = ("calibrate", "prior", "gold", "calibration")
+        name = next((name for name in names if name in keys), names[-1])
+        raise RecipeError(f"`{name}` needs questions: add `ask`, or omit it")
+    saved = saved or _saved(keys)
     gold = {} if gold_file is not None else _gold_columns(keys.get("gold"), questions)
     has_gold = bool(gold) or gold_file is not None
-    method = _method(keys, has_gold=has_gold, is_saved=saved is not None)
-    options = [options_of(question) for question in questions]
+    method = checked_method(keys, has_gold=has_gold, is_saved=saved is not None)
     try:
         if saved is not None:
-            saved.check_questions(options)
-        priors = priors_of(_priors(keys.get("prior")), options) if method == "batch" else {}
+            saved.check_questions(questions)
+        priors = priors_of(_priors(keys.get("prior")), questions) if method == "batch" else {}
     except CalibrationError as exc:
         raise RecipeError(str(exc)) from exc
     return CalibrationPlan(method, priors, gold, saved, gold_file)
 
 
-def _method(keys: Mapping[str, Any], *, has_gold: bool, is_saved: bool) -> Any:
+def check_prompts(saved: Calibration, here: Mapping[str, Any]) -> None:
+    """Raise RecipeError if a calibration belongs to other questions or prompts than these settings.
+
+    One without settings is not compared.
+    """
+    if not saved.settings:
+        return
+    there = {"--permutations": 1, **saved.settings}
+    odd = next((flag for flag, value in here.items() if there.get(flag) != value), None)
+    if odd is not None:
+        raise RecipeError(
+            f"`calibration` was fitted with another `{odd[2:].replace('-', '_')}`: use the same "
+            "questions and prompt, or fit a new one"
+        )
+
+
+def _saved(keys: Mapping[str, Any]) -> Calibration | None:
+    """Return the calibration inside a recipe."""
+    given = keys.get("calibration")
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise RecipeError(
+            f"`calibration` is {given!r}: it must be the name of a .calibration.json file next to "
+            "the table, or the content of one"
+        )
+    try:
+        return Calibration.of_json(given)
+    except CalibrationError as exc:
+        raise RecipeError(f"`calibration` cannot be used: {exc}") from exc
+
+
+def checked_method(keys: Mapping[str, Any], *, has_gold: bool, is_saved: bool) -> Any:
+    """Return the method of a plan; raises RecipeError for keys that do not fit together."""
     method = keys.get("calibrate")
     if method is not None and method not in get_args(Method):
         raise RecipeError(
@@ -102,7 +177,7 @@ def _method(keys: Mapping[str, Any], *, has_gold: bool, is_saved: bool) -> Any:
     return method
 
 
-def _gold_columns(given: Any, questions: Sequence[TableQuestion]) -> dict[str, str]:
+def _gold_columns(given: Any, questions: Sequence[Options]) -> dict[str, str]:
     """Return the column of the correct answers by question."""
     if given is None:
         return {}

@@ -6,13 +6,18 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from ..calibration.answers import CalibrationError
+from ..object_keys import CALIBRATION_SUFFIX
 from .errors import RecipeError
 from .recipe import load_recipe
 
 MAX_BYTES: Final = 2**16
+"""Limit of a recipe, and of the saved calibration that it names, without its report."""
+
+MAX_CALIBRATION_BYTES: Final = 2**20
 _TEXTS: Final = (
     *("url", "prompt", "system", "id", "output", "vectors", "question_layout"),
-    *("calibrate", "prior", "gold", "escalate"),
+    *("calibrate", "prior", "gold", "calibration", "escalate"),
 )
 
 
@@ -29,6 +34,40 @@ def recipe_of_file(data: bytes) -> dict[str, Any]:
         return load_recipe(data.decode())
     except UnicodeDecodeError as exc:
         raise RecipeError("it is not UTF-8") from exc
+
+
+def calibration_name(keys: Mapping[str, Any]) -> str | None:
+    """Return the file name in the key `calibration`; None without one.
+
+    Raises RecipeError for the name of another file.
+    """
+    name = keys.get("calibration")
+    if not isinstance(name, str):
+        return None
+    if "/" in name or not name.endswith(CALIBRATION_SUFFIX):
+        raise RecipeError(
+            f"`calibration` is {name!r}: it must be the name of a {CALIBRATION_SUFFIX} file in the "
+            "folder of the table"
+        )
+    return name
+
+
+def calibration_of_file(name: str, data: bytes) -> dict[str, Any]:
+    """Return a saved calibration as a value of a recipe, without its report; raises RecipeError."""
+    if len(data) > MAX_CALIBRATION_BYTES:
+        raise RecipeError(f"`calibration` {name} is longer than {MAX_CALIBRATION_BYTES:,} bytes")
+    from ..calibration.calibration import Calibration  # late: few recipes have one
+
+    try:
+        found = Calibration.parse(data).as_json()
+    except CalibrationError as exc:
+        raise RecipeError(f"`calibration` {name} cannot be used: {exc}") from exc
+    if (size := len(json.dumps(found))) > MAX_BYTES:
+        raise RecipeError(
+            f"`calibration` {name} has {size:,} bytes without its report, more than {MAX_BYTES:,}: "
+            "use one of `platt` or `batch`, which are short"
+        )
+    return found
 
 
 def _value(name: str, text: str) -> Any:

@@ -47,7 +47,7 @@ VectorType = Literal["float32", "float16", "int8"]
 RECIPE_KEYS: Final = (
     *("url", "prompt", "system", "id", "keep", "params", "output", "vectors", "confidence"),
     *("ask", "questions", "labels", "question_layout", "permutations"),
-    *("calibrate", "prior", "gold"),
+    *("calibrate", "prior", "gold", "calibration"),
     *(name for name in PROMPT_FIELDS if name != "prompt"),
 )
 """Keys of a recipe: its own, and the body fields with templates."""
@@ -56,7 +56,7 @@ TEMPLATES: Final = ("prompt", "messages", "input")
 QUESTIONS: Final = ("ask", "questions", "labels")
 """Keys that are replaced together when flags override a file."""
 
-CALIBRATION: Final = ("calibrate", "prior", "gold")
+CALIBRATION: Final = ("calibrate", "prior", "gold", "calibration")
 CASCADE: Final = ("escalate", "escalate_below", "target_accuracy")
 """Flags of `tidemill run` that are not keys of a recipe."""
 
@@ -180,10 +180,22 @@ def calibrated_recipe(
     saved: Calibration | None = None,
     gold_file: GoldAnswers | None = None,
 ) -> Recipe:
-    """Return a recipe that calibrates its answers by these keys, or a saved calibration."""
-    from .calibration_plan import plan_of  # late: few recipes have one
+    """Return a recipe that calibrates its answers by these keys, or a saved calibration.
 
-    plan = plan_of(keys, recipe.questions, saved, gold_file)
+    A calibration inside the recipe must have been fitted with the same questions and prompt.
+    """
+    from .calibration_plan import check_prompts, options_of, plan_of  # late: few recipes have one
+
+    plan = plan_of(keys, [*map(options_of, recipe.questions)], saved, gold_file)
+    if saved is None and plan.saved is not None:
+        settings = {
+            "--ask": [question.body for question in recipe.questions],
+            "--question-layout": recipe.question_layout,
+            "--permutations": recipe.permutations,
+            "--prompt": keys.get("prompt"),
+            "--system": keys.get("system"),
+        }
+        check_prompts(plan.saved, settings)
     questions = tuple(replace(question, is_calibrated=True) for question in recipe.questions)
     check_question_columns(questions)
     return replace(recipe, calibration=plan, questions=questions)
@@ -194,6 +206,10 @@ def overridden(keys: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
     replaced = {*TEMPLATES} if "prompt" in given else set()
     if not given.keys().isdisjoint(QUESTIONS):
         replaced |= {*QUESTIONS}
+    if "calibration" in given:
+        replaced |= {"calibrate", "prior"}
+    elif "calibrate" in given:
+        replaced |= {"calibration"}
     return {name: value for name, value in keys.items() if name not in replaced} | {**given}
 
 
@@ -223,7 +239,9 @@ def print_recipe(keys: Mapping[str, Any]) -> str:
 
 def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
-        pairs = ", ".join(f"{_toml(name)} = {_toml(item)}" for name, item in value.items())
+        pairs = ", ".join(
+            f"{_toml(name)} = {_toml(item)}" for name, item in value.items() if item is not None
+        )
         return f"{{{pairs}}}"
     if isinstance(value, list):
         return f"[{', '.join(_toml(item) for item in value)}]"

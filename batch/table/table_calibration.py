@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 import pyarrow as pa
 
 from ..calibration.answers import CalibrationError, Options
-from ..calibration.calibration import Calibration, QuestionFit, QuestionMap
+from ..calibration.calibration import Calibration, QuestionFit
 from ..calibration.report import MIN_GOLD_ROWS
-from .calibration_plan import CalibrationPlan, options_of
+from .calibration_plan import CalibrationPlan, calibration_of, options_of
 from .cells import cells_of
 from .errors import RecipeError
 from .questions import Probabilities, TableQuestion
@@ -27,22 +27,14 @@ def fit_calibration(
     """Return the calibration of a plan, with a report of its accuracy on the gold rows.
 
     `batches` have the gold columns, and the columns of uncalibrated results. A question with too
-    few rows has no map. Memory is bounded: see `GoldRows`.
+    few rows has no map. Memory is bounded: see `SampledRows`.
     """
     fits = [QuestionFit(options_of(question)) for question in questions]
     if plan.saved is None or plan.columns:
         for batch in batches:
             for question, fit in zip(questions, fits, strict=True):
                 _add_rows(fit, batch, question, plan)
-    maps, report = [], []
-    for fit in fits:
-        found, problem = _map_of(plan, fit)
-        if found is None:
-            report.append({"name": fit.options.name, "problem": problem})
-            continue
-        maps.append(found)
-        report.append(fit.report(found, is_saved=plan.saved is not None))
-    return Calibration({}, tuple(maps), tuple(report))
+    return calibration_of(plan, fits)
 
 
 def _add_rows(
@@ -50,8 +42,7 @@ def _add_rows(
 ) -> None:
     answers = gold_answers(plan, question, batch)
     for row, answer in zip(raw_rows(question, batch), answers, strict=True):
-        if row is not None:
-            fit.add(row, answer)
+        fit.add(row, answer)
 
 
 def gold_answers(
@@ -74,23 +65,6 @@ def raw_rows(question: TableQuestion, batch: pa.RecordBatch) -> list[Probabiliti
     if not pa.types.is_struct(column.type):  # CSV has structs as JSON
         rows = [json.loads(row) if row else None for row in rows]
     return [None if row is None else tuple(float(row[text]) for text in texts) for row in rows]
-
-
-def _map_of(plan: CalibrationPlan, fit: QuestionFit) -> tuple[QuestionMap | None, str]:
-    name = fit.options.name
-    try:
-        match plan.method:
-            case "batch":
-                return fit.batch_map(plan.priors[name]), ""
-            case "platt" | "isotonic":
-                if not plan.has_gold(name):
-                    return None, "it has no gold answers"
-                return fit.gold_map(plan.method), ""
-            case _:
-                assert plan.saved is not None
-                return plan.saved.of(name), ""
-    except CalibrationError as exc:
-        return None, str(exc)
 
 
 def check_gold(

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tidemill.batch.calibration.report import report_lines
 from tidemill.offline.arguments.argument_types import (
     positive_int,
     positive_number,
     size_in_bytes,
 )
-from tidemill.offline.arguments.calibration_flags import add_saved_calibration_flag
 from tidemill.offline.arguments.dataset_id import add_dataset_flags
 from tidemill.offline.arguments.default_flags import add_default_flags, defaults_of
 from tidemill.offline.arguments.recipe_flags import add_recipe_flags
@@ -25,6 +25,7 @@ from tidemill.offline.files.paths import STANDARD_STREAM, name_files
 from tidemill.offline.files.shard import add_shard_flag
 from tidemill.offline.files.table_options import table_options
 from tidemill.offline.run.reuse_flags import add_reuse_flags
+from tidemill.offline.run.run_flags import take_row_calibration
 
 if TYPE_CHECKING:
     from tidemill.offline.estimate.estimate import Estimate
@@ -79,7 +80,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("--max-line-bytes", type=size_in_bytes, metavar="SIZE", help="reject longer lines")
     add_reuse_flags(parser)
     add_recipe_flags(parser)
-    add_saved_calibration_flag(parser)
     add_dataset_flags(parser)
     add_default_flags(parser.add_argument_group("defaults for lines that do not set them"))
     add_engine_flags(parser)
@@ -89,6 +89,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def command(arguments: argparse.Namespace) -> int:
     """Print the estimate and return the exit status: 1 when no line would run."""
     source, _ = name_files(arguments.input_file, STANDARD_STREAM, arguments.files)
+    row_calibration = take_row_calibration(arguments, source)
     table = table_options(arguments, source, None, is_written=False, more_extras=("engine",))
     require_engine("an estimate", arguments.model)
     # Imported late: torch would slow down `--help`.
@@ -107,6 +108,7 @@ def command(arguments: argparse.Namespace) -> int:
         reuse_sampled=arguments.reuse_sampled,
         defaults=defaults_of(arguments),
         table=table,
+        row_calibration=row_calibration,
     )
     found = estimate(options, arguments.sample)
     if arguments.json:
@@ -116,7 +118,9 @@ def command(arguments: argparse.Namespace) -> int:
         unknown = [f"  {each.sentence(found.unit)}" for each in found.unknown_parameters]
         plan = None if table is None else table.recipe.calibration
         saved = plan.saved.report_lines() if plan is not None and plan.saved is not None else ()
-        print_output("\n".join((*lines, *found.reasons, *unknown, *saved)))
+        sampled = [f"on {found.num_sampled:,} sampled {found.unit}s:"] if found.decisions else []
+        sampled += [line for report in found.decisions for line in report_lines(report)]
+        print_output("\n".join((*lines, *found.reasons, *unknown, *saved, *sampled)))
     return int(0 < found.num_lines == found.num_failing)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from tidemill.batch.object_keys import (
     INPUT_PREFIX,
     is_folder,
-    is_recipe_key,
+    is_of_table,
     outputs_of_drop,
     results_name,
 )
@@ -72,7 +72,7 @@ def _unknown(deployment: Deployment, page: Sequence[ObjectHead], now: int) -> Op
         for found in page
         if now - WINDOW_SECONDS < found.modified <= now - SETTLED_SECONDS
         and not is_folder(found.key, found.num_bytes)
-        and not is_recipe_key(found.key)
+        and not is_of_table(found.key)
         and (outputs := outputs_of_drop(found.key)) is not None
     }
     known = yield from deployment.table.newest_drops(bucket, results.values())

@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 from tidemill.batch.batch_object import MAX_LISTED_ERRORS
@@ -29,6 +29,7 @@ from tidemill.batch.model import Batch, Conversion
 from tidemill.batch.object_keys import INPUT_PREFIX, converted_key, recipe_key, table_key
 from tidemill.batch.states import Status
 from tidemill.batch.table.detection import detect_table
+from tidemill.batch.table.errors import RecipeError
 from tidemill.batch.validation import Verdict, refuse
 
 from ..aws.bucket import read_range
@@ -87,14 +88,48 @@ def find_recipe(
     key = recipe_key(batch.source.key)
     if batch.options.recipe:
         keys = recipe_of_metadata(batch.options.recipe)
-    elif (yield from deployment.bucket.head(key)) is not None:
-        keys = recipe_of_file((yield from deployment.bucket.get_range(key, 0, MAX_BYTES + 1)))
+    elif (data := (yield from _read_start(deployment, key, MAX_BYTES + 1))) is not None:
+        keys = recipe_of_file(data)
     elif form in _BINARY and now < batch.created_at + _PATIENCE_SECONDS:
         raise Requeue(_WAIT_SECONDS)
     else:
         return None
+    keys = yield from _with_calibration(deployment, batch, keys, now)
     recipe = parse_recipe(keys)
     return TableRecipe(json.dumps(keys, ensure_ascii=False), recipe.output or form)
+
+
+def _with_calibration(
+    deployment: Deployment, batch: Batch, keys: dict[str, Any], now: float
+) -> Operation[dict[str, Any]]:
+    """Return the keys of a recipe with the content of the calibration that it names.
+
+    Raises RecipeError for another file, and Requeue if it may still arrive.
+    """
+    from tidemill.batch.table.drop_recipe import (  # late: most files are not tables
+        MAX_CALIBRATION_BYTES,
+        calibration_name,
+        calibration_of_file,
+    )
+
+    if (name := calibration_name(keys)) is None:
+        return keys
+    folder, slash, _ = batch.source.key.rpartition("/")
+    key = f"{folder}{slash}{name}"
+    data = yield from _read_start(deployment, key, MAX_CALIBRATION_BYTES + 1)
+    if data is None:
+        if now < batch.created_at + _PATIENCE_SECONDS:
+            raise Requeue(_WAIT_SECONDS)
+        raise RecipeError(f"`calibration` names {name}, but {key} does not exist")
+    return {**keys, "calibration": calibration_of_file(name, data)}
+
+
+def _read_start(deployment: Deployment, key: str, num_bytes: int) -> Operation[bytes | None]:
+    """Return the first bytes of an object, which may be empty; None if it does not exist."""
+    found = yield from deployment.bucket.head(key)
+    if found is None or not found["ContentLength"]:
+        return None if found is None else b""
+    return (yield from deployment.bucket.get_range(key, 0, num_bytes))
 
 
 _AFTER_SECONDS = LOCK_SECONDS + 5

@@ -29,7 +29,7 @@ from tidemill.batch.object_keys import (
     invalid_key_reason,
     invalid_tenant_reason,
     is_folder,
-    is_recipe_key,
+    is_of_table,
     outputs_of_drop,
     outputs_of_request,
 )
@@ -56,10 +56,10 @@ def create_batch_of_drop(
     """Return the batch that an upload creates, or has created if its event is repeated.
 
     It is None for an upload that creates none: it is in another bucket or prefix, a folder, or a
-    table's recipe; it has been deleted, or a newer one of its name is known. The batch that it
-    replaces is cancelled. The new one is not announced: it may leave `validating` in this run. A
-    short file's batch is created with a lock of `owner`, under which this run can continue. If the
-    run dies, the lock expires like any other.
+    table's recipe or calibration; it has been deleted, or a newer one of its name is known. The
+    batch that it replaces is cancelled. The new one is not announced: it may leave `validating` in
+    this run. A short file's batch is created with a lock of `owner`, under which this run can
+    continue. If the run dies, the lock expires like any other.
     """
     outputs = outputs_of_drop(drop.key)
     if drop.bucket != deployment.bucket.name or outputs is None:
@@ -71,8 +71,8 @@ def create_batch_of_drop(
         if known is None:
             logger.warning("upload gone", batch_id=drop.batch_id, key=drop.key)
         return known
-    if is_recipe_key(drop.key):
-        logger.info("recipe ignored", key=drop.key)
+    if is_of_table(drop.key):
+        logger.info("file of a table ignored", key=drop.key)
         return None
     if is_folder(drop.key, found["ContentLength"]):
         logger.info("folder ignored", key=drop.key)

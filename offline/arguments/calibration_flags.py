@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 METHODS: Final = ("batch", "platt", "isotonic")
-NAMES: Final = ("calibrate", "prior", "gold")
+NAMES: Final = ("calibrate", "prior", "gold", "calibration")
 """Keys of a recipe, each with a flag of the same name."""
 
 
@@ -16,7 +16,7 @@ class _Group(Protocol):
 
 
 def add_calibration_flags(group: _Group) -> None:
-    """Add the flags that fit a calibration."""
+    """Add the flags of a calibration."""
     add = group.add_argument
     add(
         "--calibrate",
@@ -39,11 +39,7 @@ def add_calibration_flags(group: _Group) -> None:
         "several questions: QUESTION=COLUMN), or in this table with the --id and a column per "
         "question",
     )
-
-
-def add_saved_calibration_flag(group: _Group) -> None:
-    """Add the flag that applies a saved calibration."""
-    group.add_argument(
+    add(
         "--calibration",
         metavar="FILE",
         help="apply the .calibration.json of an earlier output of the same model and questions",

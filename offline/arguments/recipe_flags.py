@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..console.errors import Refused
 from ..console.terminal import log
 from .argument_types import positive_int
-from .calibration_flags import add_calibration_flags, calibration_keys
+from .calibration_flags import NAMES, add_calibration_flags, calibration_keys
 from .dataset_id import DatasetId, is_dataset
 
 if TYPE_CHECKING:
@@ -93,6 +93,12 @@ def has_recipe(arguments: argparse.Namespace, file: str) -> bool:
     """Return whether there is a recipe, from flags or a file."""
     has_flag = any(getattr(arguments, name) for name in _REQUESTS)
     return bool(arguments.recipe or has_flag or (file and _recipe_next_to(file)))
+
+
+def only_calibrates(arguments: argparse.Namespace, file: str) -> bool:
+    """Return whether flags calibrate the answers of a file without a recipe."""
+    flags = _flags_of(arguments)
+    return bool(flags) and flags.keys() <= {*NAMES} and find_recipe_file(arguments, file) is None
 
 
 def find_recipe_file(arguments: argparse.Namespace, file: str) -> Path | None:

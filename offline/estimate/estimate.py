@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -51,6 +51,7 @@ from ..run.inputs import check_input, check_names, open_input
 from ..run.job import run_job
 from ..run.reuse import open_reuse
 from ..run.run_options import RunOptions
+from .sampled_accuracy import SampledRow, sampled_accuracy
 
 _SIGNALS = 128  # a run stopped by a signal exits with this plus the signal's number
 
@@ -70,8 +71,8 @@ def run_sample(
     index: LineIndex,
     num_lines: int,
     refused: Collection[int],
-) -> list[tuple[int, int]]:
-    """Run a sample of a file's lines, discard the rows, and return places and output tokens.
+) -> list[SampledRow]:
+    """Run a sample of a file's lines, and return the successful rows; their file is removed.
 
     `refused` places are skipped. The measured costs are recorded as for any run. Raises CliError.
     """
@@ -88,13 +89,14 @@ def run_sample(
             table=None,
             shard=None,
             no_card=True,
+            row_calibration={},
         )
         status = run_job(sampled, load=partial(load_engine, weights_cache=options.weights_cache))
         if status > _SIGNALS:
             raise Stopped(status - _SIGNALS)
         rows = [from_json(row) for row in output.read_bytes().splitlines()]
     return [
-        (line.place, int((body.get("usage") or {}).get("completion_tokens") or 0))
+        SampledRow(line.place, int((body.get("usage") or {}).get("completion_tokens") or 0), row)
         for line, row in zip(lines, rows, strict=True)
         if row["response"] and (body := row["response"]["body"])
         if row["response"]["status_code"] == 200
@@ -192,7 +194,8 @@ class Estimate:
     `num_failing` lines get an error row, for `reasons`; `num_unlimited` set no `max_tokens`.
     `shared_tokens` of the `prompt_tokens` are shared prefixes, found by the prefix cache.
     `num_tokenized` lines are the sample for counting tokens, `num_sampled` were run; neither
-    includes the `num_reused` lines, which already have rows.
+    includes the `num_reused` lines, which already have rows. `decisions` has the accuracy of each
+    question on the sampled rows with gold answers.
     """
 
     num_lines: int
@@ -213,6 +216,7 @@ class Estimate:
     seconds: float | None = None
     cost: float | None = None
     unit: str = "line"
+    decisions: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def num_left(self) -> int:
@@ -257,9 +261,11 @@ def estimate(options: RunOptions, num_sampled: int = 0) -> Estimate:
         sample = []
         if num_sampled and tokens.counts:
             sample = run_sample(options, requests, index, num_sampled, left_out)
-        for place, output_tokens in sample:
-            plan.lengths.add(place, output_tokens)
+        for row in sample:
+            plan.lengths.add(row.place, row.output_tokens)
         found = _estimate_lines(report, plan, tokens, index, len(reused))
+        if sample:
+            found = replace(found, decisions=sampled_accuracy(options, requests.table, sample))
         if not tokens.counts:
             return found
         found, work = _estimate_tokens(replace(found, num_sampled=len(sample)), plan, tokens)

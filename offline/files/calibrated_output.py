@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tidemill.batch.calibration.calibration import Calibration
 from tidemill.batch.file.lines import FormatError
-from tidemill.batch.table.calibration_plan import CalibrationPlan, plan_of
+from tidemill.batch.table.calibration_plan import CalibrationPlan, options_of, plan_of
 from tidemill.batch.table.errors import RAISED_BY_INPUT, RecipeError, TableError
 from tidemill.batch.table.question_columns import all_question_fields, question_columns
 from tidemill.batch.table.questions import (
@@ -51,8 +51,9 @@ def calibrate_output(
             table = open_table(file)
             decided = _DecidedTable.of(table, str(source))
             path = gold_path(keys)
-            gold = None if path is None else read_gold(path, id_column, decided.questions)
-            plan = plan_of(keys, decided.questions, saved, gold)
+            options = [*map(options_of, decided.questions)]
+            gold = None if path is None else read_gold(path, id_column, options)
+            plan = plan_of(keys, options, saved, gold)
             _check_gold_columns(plan, decided.kept)
             calibration = fit_calibration(plan, decided.questions, decided.batches(plan))
             with open_new_file(str(target)) as new, new.opened() as out:

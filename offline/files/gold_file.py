@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidemill.batch.calibration.answers import CalibrationError, Options
 from tidemill.batch.file.lines import FormatError
-from tidemill.batch.table.calibration_plan import GoldAnswers, options_of
-from tidemill.batch.table.cells import cells_of
+from tidemill.batch.table.calibration_plan import GoldAnswers
 from tidemill.batch.table.errors import TableError
-from tidemill.batch.table.questions import TableQuestion
-from tidemill.batch.table.reader import Table, open_table
 
 from ..console.errors import BadInput, Refused
+
+if TYPE_CHECKING:
+    from tidemill.batch.table.reader import Table
 
 _MAX_ROWS: Final = 1_000_000
 _MAX_NAMED: Final = 10
@@ -28,22 +28,27 @@ def gold_path(keys: Mapping[str, Any]) -> Path | None:
     return Path(str(name)) if is_file else None
 
 
-def read_gold(path: Path, id_column: str | None, questions: Sequence[TableQuestion]) -> GoldAnswers:
+def read_gold(path: Path, id_column: str | None, questions: Sequence[Options]) -> GoldAnswers:
     """Return the answers in a file; raises Refused without IDs, and BadInput for invalid ones."""
+    from tidemill.batch.table.reader import open_table  # late: pyarrow is slow to load
+
     if id_column is None:
         raise Refused(f"the gold file {path} requires --id: its rows are found by their ID")
     try:
         with path.open("rb") as file:
             table = open_table(file)
             names: list[str] = table.schema.names
-            options = [options_of(each) for each in questions if each.name in names]
+            options = [each for each in questions if each.name in names]
             if id_column not in names or not options:
                 raise BadInput(
                     f"{path} must have the column `{id_column}` and one for each question with "
                     f"gold answers ({', '.join(each.name for each in questions[:_MAX_NAMED])}): it "
                     f"has {', '.join(names[:_MAX_NAMED])}"
                 )
-            return GoldAnswers(id_column, _answers(table, id_column, options, path))
+            answers = _answers(table, id_column, options, path)
+            if not any(answers.values()):
+                raise BadInput(f"the gold file {path} has no answer: every cell is empty")
+            return GoldAnswers(id_column, answers)
     except OSError as exc:
         raise BadInput(f"the gold file {path} cannot be read ({exc.strerror})") from exc
     except (TableError, FormatError) as exc:
@@ -53,6 +58,8 @@ def read_gold(path: Path, id_column: str | None, questions: Sequence[TableQuesti
 def _answers(
     table: Table, id_column: str, options: Sequence[Options], path: Path
 ) -> dict[str, dict[str, int]]:
+    from tidemill.batch.table.cells import cells_of
+
     answers: dict[str, dict[str, int]] = {each.name: {} for each in options}
     number = 1
     for batch in table.batches([id_column, *answers]):

@@ -65,7 +65,12 @@ class TableOptions:
     recipe_file: Path | None = None
 
     def print_recipe(self) -> str:
-        """Return the recipe as a document for a drop, with the format of the results."""
+        """Return the recipe as a document for a drop, with the format of the results.
+
+        It contains the calibration that it names. Raises Refused for a recipe that drops do not
+        support.
+        """
+        from tidemill.batch.table.drop_recipe import MAX_BYTES
         from tidemill.batch.table.recipe import print_recipe
 
         plan = self.recipe.calibration
@@ -74,7 +79,15 @@ class TableOptions:
                 "--gold FILE is not supported for batches: name a column of the table, or "
                 "calibrate the fetched table with `tidemill calibrate`"
             )
-        return print_recipe({**self.recipe_keys, "output": self.output_format})
+        keys = {**self.recipe_keys, "output": self.output_format}
+        if plan is not None and plan.saved is not None:
+            keys["calibration"] = plan.saved.as_json()
+        if (size := len((text := print_recipe(keys)).encode())) > MAX_BYTES:
+            raise Refused(
+                f"the recipe has {size:,} bytes, but at most {MAX_BYTES:,} are supported for "
+                "batches: shorten it, or use a calibration of `platt` or `batch`"
+            )
+        return text
 
 
 def table_options(
@@ -92,11 +105,8 @@ def table_options(
     missing extras.
     """
     dataset = dataset_of(arguments, file)
-    calibration_file = getattr(arguments, "calibration", None)
     found = recipe_of(arguments, file)
     if found is None:
-        if calibration_file is not None:
-            raise Refused("--calibration requires a table with questions: pass --ask")
         if dataset is not None:
             raise Refused(
                 f"{file} is a table, which requires a recipe: pass --prompt or --recipe FILE"
@@ -104,10 +114,11 @@ def table_options(
         return None
     recipe, keys = found
     _require_reader(file, dataset, more_extras)
-    if calibration_file is not None or not keys.keys().isdisjoint(NAMES):
+    recipe_file = find_recipe_file(arguments, file)
+    if not keys.keys().isdisjoint(NAMES):
         from .calibration_file import calibrated  # late: few tables are calibrated
 
-        recipe = calibrated(recipe, keys, calibration_file)
+        recipe = calibrated(recipe, keys, Path() if recipe_file is None else recipe_file.parent)
     if output_file is not None and is_written:
         check_table_name(output_file, arguments.output_format)
     by_name = None if output_file is None else format_of(output_file)
@@ -119,7 +130,6 @@ def table_options(
         raise Refused("a table requires an output file: pass -o")
     if output_file is None:
         output_file = str(path_next_to_table(file, f".output.{form}"))
-    recipe_file = find_recipe_file(arguments, file)
     return TableOptions(recipe, keys, Path(output_file), form, dataset, recipe_file)
 
 

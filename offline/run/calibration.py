@@ -4,81 +4,67 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from tidemill.batch.calibration.calibration import Calibration
-from tidemill.batch.table.calibration_plan import CalibrationPlan
 
-from ..arguments.defaults import MAX_TOKENS, TEMPERATURE
-from ..console.errors import Refused
+from ..console.errors import BadInput, Refused
 from ..console.terminal import log
-from ..files.calibrated_output import calibrate_output
-from ..files.calibration_file import calibration_path, load_calibration
+from ..files.calibrated_rows import calibrate_rows, is_rows_file
+from ..files.calibration_file import saved_calibration, write_plot
 from ..files.new_file import open_new_file
 from ..files.paths import card_path
 from ..files.recorded_run import recorded_id
-from ..files.row_settings import RowSettings, Settings, describe, differences
-
-_NOT_OF_ANSWERS: Final = frozenset(
-    {"--dialect", "--id", "--served-model-name", MAX_TOKENS, TEMPERATURE}
-)
+from ..files.row_settings import RowSettings, Settings
+from .calibration_check import compare_settings, save_calibration
+from .run_options import RunOptions
 
 
-def check_settings(plan: CalibrationPlan, settings: Settings) -> None:
-    """Raise Refused if a run's saved calibration belongs to another model or other questions."""
-    if plan.saved is not None:
-        _check_settings(plan.saved, settings, "this command")
+def calibrate_run(options: RunOptions, settings: Settings | None) -> None:
+    """Calibrate the rows of a finished run of requests, and log the accuracy.
 
-
-def _check_settings(saved: Calibration, settings: Settings | None, name: str) -> None:
-    if not saved.settings or settings is None:
-        log("note: the calibration's model is not compared, because one run card is missing")
-        return
-    found = {
-        flag: pair
-        for flag, pair in differences(saved.settings, settings).items()
-        if flag not in _NOT_OF_ANSWERS
-    }
-    if found:
-        head = f"the calibration has other settings than {name}:"
-        advice = (
-            "Use the same model and questions, or fit a new calibration with --gold or --calibrate "
-            "batch."
-        )
-        raise Refused("\n".join((head, *describe(found, "there", "here"), advice)))
-
-
-def save_calibration(calibration: Calibration, settings: Settings | None, output: Path) -> Path:
-    """Write a calibration with the settings of its rows next to the output; return its path."""
-    path = calibration_path(output)
-    kept = {flag: value for flag, value in (settings or {}).items() if flag not in _NOT_OF_ANSWERS}
-    with open_new_file(str(path)) as file:
-        file.write(replace(calibration, settings=kept).print().encode())
-    return path
+    Raises BadInput if they cannot be calibrated; the rows stay as they are.
+    """
+    output = options.target
+    try:
+        calibration, path = calibrate(output, output, options.row_calibration, settings=settings)
+    except (BadInput, Refused) as exc:
+        raise BadInput(
+            f"{str(exc).rstrip('.')}. All rows are in {output}: calibrate them with `tidemill "
+            "calibrate`"
+        ) from exc
+    log("\n".join(calibration.report_lines()))
+    log("the rows are calibrated" + (f", and the calibration is {path}" if path else ""))
 
 
 def calibrate(
     source: Path,
     target: Path,
     keys: Mapping[str, Any],
-    calibration_file: str | None,
     id_column: str | None = None,
+    settings: Settings | None = None,
 ) -> tuple[Calibration, Path | None]:
     """Calibrate an output, and save its calibration unless it is a saved one.
 
-    `id_column` has the IDs of a gold file, by default that of the run. Returns the calibration and
+    `id_column` has the IDs of a gold file, by default that of the run, and `settings` are those of
+    the rows, by default from the run card. Returns the calibration and
     the path of its new file. Raises Refused for a saved calibration of another model or other
     questions.
     """
     card = _card_of(source)
-    settings = None if card is None else card[1]
-    saved = None if calibration_file is None else load_calibration(calibration_file)
+    settings = settings or (None if card is None else card[1])
+    saved = saved_calibration(keys)
     if saved is not None:
-        _check_settings(saved, settings, str(source))
-    id_column = id_column or recorded_id(str(source))
-    calibration = calibrate_output(source, target, keys, saved, id_column)
+        compare_settings(saved, settings, str(source))
+    if is_rows_file(source):
+        calibration = calibrate_rows(source, target, keys, saved, id_column)
+    else:
+        from ..files.calibrated_output import calibrate_output  # late: pyarrow is slow to load
+
+        id_column = id_column or recorded_id(str(source))
+        calibration = calibrate_output(source, target, keys, saved, id_column)
+    calibration = write_plot(calibration, target)
     if target == source and card is not None:
         _update_card(card_path(source), card[0], calibration)
     path = None if saved is not None else save_calibration(calibration, settings, target)
@@ -96,9 +82,20 @@ def _card_of(output: Path) -> tuple[dict[str, Any], Settings | None] | None:
 
 
 def _update_card(path: Path, card: dict[str, Any], calibration: Calibration) -> None:
-    """Replace the reports of a card's questions."""
+    """Replace the reports of a card's questions, in Markdown too if there is such a card.
+
+    A card of requests does not have the questions: the reports are next to them.
+    """
+    from .run_card import as_json, as_markdown  # late: it loads the engine's contract
+
     for question in card.get("questions") or []:
         if (report := calibration.reports.get(question["name"])) is not None:
             question["calibration"] = report
-    with open_new_file(str(path)) as file:
-        file.write((json.dumps(card, ensure_ascii=False, indent=2) + "\n").encode())
+    if not card.get("questions"):
+        card["calibration"] = [*calibration.report]
+    forms = [(path, as_json)]
+    if (markdown := path.with_suffix(".md")).exists():
+        forms.append((markdown, as_markdown))
+    for name, form in forms:
+        with open_new_file(str(name)) as file:
+            file.write(form(card).encode())

@@ -49,7 +49,7 @@ from ..files.input_check import (
     warn_of_unknown_parameters,
 )
 from ..files.output import LocalFile
-from ..files.paths import check_resumable
+from ..files.paths import check_resumable, is_path
 from ..files.row_writer import OutputFiles, ResumableWriter
 from ..plan.line_index import LineIndex
 from ..plan.plan import Plan
@@ -149,6 +149,7 @@ def _run_job(
     options = found
     check_names(options)
     _check_resume(options)
+    _check_calibration(options)
     num_engines(options)  # before the file is read
     template, names = chat_template(options), served_names(options)
     config = engine_config(options)
@@ -205,6 +206,10 @@ def _run_job(
             return 128 + (signals.received or 0)
         changed = _finish(run, files, tally)
     log(summary(tally) if tally.answered else _nothing_to_run(tally))
+    if options.row_calibration and tally.num_rows:
+        from .calibration import calibrate_run  # late: few runs have one
+
+        calibrate_run(options, record.rows.latest)
     if changed:
         raise InputChanged(changed)
     return OVER_LIMIT if tally.num_not_run else _exit_status(tally, options)
@@ -345,6 +350,16 @@ def _check_resume(options: RunOptions) -> None:
         raise Refused("--retry-truncated requires --resume")
     elif options.allow_other_settings:
         raise Refused("--allow-other-settings requires --resume")
+
+
+def _check_calibration(options: RunOptions) -> None:
+    """Raise Refused for rows that are calibrated but not in one file on this machine."""
+    if options.row_calibration and (options.shard is not None or not is_path(options.output_file)):
+        reason = "with --shard" if options.shard is not None else f"for {options.output_file}"
+        raise Refused(
+            f"--{next(iter(options.row_calibration))} is not supported {reason}: calibrate the "
+            "complete file of rows with `tidemill calibrate`"
+        )
 
 
 def _refuse_or_warn(report: InputReport, options: RunOptions) -> None:

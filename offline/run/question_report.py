@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import quote
 
 from tidemill.batch.calibration.report import report_lines
 from tidemill.batch.table.question_counts import wording_fault
@@ -32,11 +33,18 @@ def question_lines(
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
     for summary in summaries:
         if (report := summary.get("calibration")) is not None:
-            yield from ("\n```", *report_lines(report), "```")
+            yield from calibration_lines(report)
     faults = [*filter(None, map(wording_fault, summaries))]
     if faults:
         yield ""
         yield from (f"- {fault}" for fault in faults)
+
+
+def calibration_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield lines with the report of a calibration, and a link to its plot."""
+    yield from ("\n```", *report_lines(report), "```")
+    if (plot := report.get("plot")) is not None:
+        yield f"\n![Accuracy by confidence]({quote(plot)})"
 
 
 def _distribution(summary: Mapping[str, Any]) -> str:

@@ -17,12 +17,13 @@ from ..files.output import LocalFile
 from ..files.paths import card_path
 from ..files.row_settings import SettingsUse, use_lines
 from ..files.row_writer import OutputFiles
-from .run import Run
 from .run_options import RunOptions
 from .tally import Tally
 
 if TYPE_CHECKING:
     from tidemill.batch.table.recipe import Recipe
+
+    from .run import Run
 
 _NOT_SETTINGS = frozenset(
     {
@@ -142,6 +143,11 @@ def as_markdown(card: Mapping[str, Any]) -> str:
         from .question_report import question_lines  # late: few runs have questions
 
         parts += question_lines(card["questions"], card["recipe"])
+    if reports := card.get("calibration"):
+        from .question_report import calibration_lines
+
+        parts.append("\n## Calibration")
+        parts += [line for report in reports for line in calibration_lines(report)]
     if (cascade := card.get("cascade")) is not None:
         from .cascade_report import report_lines  # late: few runs are cascades
 

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from ..arguments.argument_types import port_number, positive_int, positive_number, size_in_bytes
-from ..arguments.calibration_flags import add_saved_calibration_flag
+from ..arguments.calibration_flags import NAMES, calibration_keys
 from ..arguments.cascade_flags import add_cascade_flags, cascade_of
 from ..arguments.dataset_id import add_dataset_flags
 from ..arguments.default_flags import add_default_flags, defaults_of
 from ..arguments.parser import Parser
-from ..arguments.recipe_flags import add_recipe_flags
+from ..arguments.recipe_flags import add_recipe_flags, only_calibrates
 from ..arguments.typed_flags import repeated_flags
 from ..arguments.unknown_flags import parse_known
 from ..engine.data_parallel import add_data_parallel_flag
 from ..engine.options import add_engine_flags, engine_fields
 from ..files.paths import name_files, name_shard_files
 from ..files.shard import add_shard_flag
-from ..files.table_options import check_rows_names, table_options
+from ..files.table_options import check_rows_names, format_of, table_options
 from .reuse_flags import add_reuse_flags, add_reuse_size_flag
 from .run_options import RunOptions
 
@@ -66,7 +66,6 @@ def add_run_parser(
     _add_file_flags(parser.add_argument_group("files"))
     _add_limit_flags(parser.add_argument_group("limits of the run"))
     add_recipe_flags(parser)
-    add_saved_calibration_flag(parser.add_argument_group("decisions"))
     add_cascade_flags(parser.add_argument_group("cascades of two models"))
     add_dataset_flags(parser)
     add_default_flags(parser.add_argument_group("defaults for lines that do not set them"))
@@ -221,11 +220,22 @@ def _add_metrics_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def take_row_calibration(arguments: argparse.Namespace, file: str) -> dict[str, Any]:
+    """Return the keys that calibrate the rows of a file of requests, and clear their flags."""
+    if not only_calibrates(arguments, file) or format_of(file) not in {None, "jsonl"}:
+        return {}
+    keys = calibration_keys(arguments)
+    for name in NAMES:
+        setattr(arguments, name, None)
+    return keys
+
+
 def options_from(arguments: argparse.Namespace) -> RunOptions:
     """Return the options of the parsed arguments."""
     named = arguments.output_file
     names = name_files(arguments.input_file, named, arguments.files)
     arguments.input_file, arguments.output_file = names
+    arguments.row_calibration = take_row_calibration(arguments, names[0])
     arguments.table = table_options(arguments, names[0], named, more_extras=("engine",))
     if arguments.table is not None:
         arguments.output_file = str(arguments.table.output)

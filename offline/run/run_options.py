@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ..arguments.argument_types import S3Folder
 from ..arguments.cascade_flags import CascadeOptions
@@ -22,7 +23,8 @@ class RunOptions(EngineOptions):
     """Options of a run and its engine. Sizes are bytes; None means the default.
 
     `typed_flags` are the words that a retry repeats. A `stage` of a cascade writes only the rows of
-    one model, and its own card, to `output_file`.
+    one model, and its own card, to `output_file`. `row_calibration` has the keys that calibrate the
+    rows of requests; those of a table are in its recipe.
     """
 
     input_file: str
@@ -50,6 +52,7 @@ class RunOptions(EngineOptions):
     price_per_hour: float | None = None
     defaults: Defaults = field(default_factory=Defaults)
     table: TableOptions | None = None
+    row_calibration: Mapping[str, Any] = field(default_factory=dict)
     cascade: CascadeOptions | None = None
     stage: Literal["first", "second"] | None = None
     data_parallel_size: DataParallelSize = None
@@ -61,8 +64,13 @@ class RunOptions(EngineOptions):
     typed_flags: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        """Raise Refused for flags that require `--reuse` without it."""
+        """Raise Refused for flags that require others, or cannot be combined."""
         check_reuse(self.reuse, self.reuse_max_size, sampled=self.reuse_sampled)
+        if self.row_calibration and self.cascade is not None:
+            raise Refused(
+                "--escalate cannot be combined with a calibration, because each model would need "
+                "its own: omit one"
+            )
 
     @property
     def target(self) -> Path:

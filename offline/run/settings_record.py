@@ -81,8 +81,12 @@ class SettingsRecord:
     def check_calibration(self) -> None:
         """Raise Refused for a saved calibration of another model or other questions."""
         table = self.options.table
+        if self.options.row_calibration:
+            from .calibration_check import check_rows_calibration
+
+            check_rows_calibration(self.options.row_calibration, self._settings)
         if table is not None and table.recipe.calibration is not None:
-            from .calibration import check_settings  # late: few runs have one
+            from .calibration_check import check_settings  # late: few runs have one
 
             check_settings(table.recipe.calibration, self._settings)
 

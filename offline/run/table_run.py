@@ -66,10 +66,14 @@ def finish_table(
         return
     target, form = options.table.output, options.table.output_format
     columns = write_table(table, rows, target, form)
+    if columns.calibration is not None:
+        from ..files.calibration_file import write_plot  # late: few runs have one
+
+        columns.calibration = write_plot(columns.calibration, target)
     tally.questions = columns.summaries()
     plan = table.recipe.calibration
     if columns.calibration is not None and plan is not None and plan.saved is None:
-        from .calibration import save_calibration  # late: few runs have one
+        from .calibration_check import save_calibration  # late: few runs have one
 
         log(f"the calibration is {save_calibration(columns.calibration, settings, target)}")
     again = _retry(options.table.output)

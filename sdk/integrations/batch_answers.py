@@ -28,7 +28,7 @@ from tidemill.protocol.routes import (
 from ..engine_process import AnsweredRow
 from ..errors import TidemillError
 from ..in_flight import Sent, answers_to
-from ..tables import compile_recipe
+from ..tables import compile_recipe, with_calibration
 
 _BATCH_ROWS = 1024
 _SAMPLED: Final = (CHAT_COMPLETIONS, COMPLETIONS, TRANSCRIPTIONS, TRANSLATIONS)
@@ -57,9 +57,9 @@ class BatchAnswers:
     """
 
     def __init__(self, recipe: Mapping[str, Any], schema: pa.Schema) -> None:
-        self._given = (dict(recipe), schema)
+        self._given = (with_calibration(recipe), schema)
         self._checked: pa.Schema | None = None
-        self._recipe, self._template, self.keep = compile_recipe(recipe, schema)
+        self._recipe, self._template, self.keep = compile_recipe(self._given[0], schema)
         try:
             check_ids(self._recipe)
         except RecipeError as exc:
@@ -158,7 +158,9 @@ class BatchAnswers:
         if self._recipe.route is EMBEDDINGS:
             found = ResultFacts.of_rows(rows, self._recipe)
             facts = replace(found, has_many_vectors=facts.has_many_vectors)
-        batch = ResultColumns(self._recipe, pa.schema([]), facts).batch([], rows)
+        plan = self._recipe.calibration
+        saved = None if plan is None else plan.saved
+        batch = ResultColumns(self._recipe, pa.schema([]), facts, saved).batch([], rows)
         arrays: list[pa.Array] = []
         for name, column, field in zip(batch.schema.names, batch.columns, self.fields, strict=True):
             array = column.cast(field.type)
@@ -177,14 +179,15 @@ class BatchAnswers:
 
 
 def check_ids(recipe: Recipe) -> None:
-    """Raise RecipeError for a calibration, and for sampled requests of rows that have no ID.
+    """Raise RecipeError for a calibration to fit, and for sampled requests of rows without an ID.
 
     Rows at the same position of two partitions would draw the same samples.
     """
-    if recipe.calibration is not None:
+    plan = recipe.calibration
+    if plan is not None and (plan.saved is None or plan.gold):
         raise RecipeError(
-            "`calibrate` and `gold` need all rows of a table at once: omit them, and calibrate "
-            "the written table with `tidemill calibrate`"
+            "`calibrate` and `gold` need all rows of a table at once: use a saved `calibration`, "
+            "or calibrate the written table with `tidemill calibrate`"
         )
     is_fixed = recipe.params.get("temperature") == 0 or recipe.params.get("seed") is not None
     if recipe.id is None and recipe.route in _SAMPLED and not is_fixed:

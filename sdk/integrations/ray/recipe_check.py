@@ -12,6 +12,7 @@ from tidemill.batch.table.errors import RecipeError
 from tidemill.batch.table.recipe import load_recipe, overridden, parse_recipe
 
 from ...errors import TidemillError
+from ...tables import with_calibration
 from ..batch_answers import BatchAnswers, check_ids
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def checked_keys(file: str | Path | None, given: Mapping[str, Any], ds: Dataset)
     """Return the keys of a recipe for a dataset; raises TidemillError for an invalid recipe."""
     try:
         keys = {} if file is None else load_recipe(Path(file).read_text(encoding="utf-8"))
-        keys = overridden(keys, given)
+        keys = with_calibration(overridden(keys, given))
         recipe = parse_recipe(keys)
         check_ids(recipe)
     except (OSError, UnicodeDecodeError) as exc:

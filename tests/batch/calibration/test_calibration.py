@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidemill.batch.calibration.answers import CalibrationError, Options, priors_of
-from tidemill.batch.calibration.calibration import Calibration, GoldRows, QuestionFit
+from tidemill.batch.calibration.calibration import Calibration, QuestionFit, SampledRows
 from tidemill.batch.calibration.report import report_lines
 
 _DAMAGED = Options("damaged", "predicate", ("true", "false"))
@@ -90,12 +90,25 @@ def test_a_printed_calibration_is_read_back(method: str) -> None:
     assert found.map([0.7, 0.3]) == fitted.map([0.7, 0.3])
 
 
+_HEAD = '{"object": "decision.calibration", "version": 1, "settings": {}'
+
+
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"object": "decision.calibration", "version": 2}', "[" * 100_000]
+    ("text", "words"),
+    [
+        ("\n", "it is empty: pass the .calibration.json"),
+        ("[]", "not a calibration of decisions"),
+        ('{"object": "decision.calibration", "version": 2}', "not a calibration of decisions"),
+        ("[" * 100_000, "not a complete JSON document"),
+        (_HEAD, "not a complete JSON document"),
+        (_HEAD + "}", "a damaged calibration"),
+        (_HEAD + ', "questions": [], "report": [{}]}', "a damaged calibration"),
+        (_HEAD + ', "questions": [{"name": 1, "kind": "choice", "options": ["a"]}]}', "a damaged"),
+    ],
 )
-def test_other_documents_are_not_calibrations(text: str) -> None:
+def test_other_documents_are_not_calibrations(text: str, words: str) -> None:
     """The error says which file is expected."""
-    with pytest.raises(CalibrationError, match="not a calibration of decisions"):
+    with pytest.raises(CalibrationError, match=words):
         Calibration.parse(text)
 
 
@@ -108,13 +121,13 @@ def test_a_calibration_of_other_questions_is_refused_by_name() -> None:
         calibration.check_questions([Options("damaged", "choice", ("yes", "no"))])
 
 
-def test_gold_rows_are_bounded_and_evenly_spread() -> None:
+def test_sampled_rows_are_bounded_and_evenly_spread() -> None:
     """Every second or fourth row stays if there are more than fit."""
-    gold = GoldRows(most=10)
+    sample = SampledRows[int](most=10)
     for index in range(25):
-        gold.add([index], index)
-    assert gold.gold == [0, 4, 8, 12, 16, 20, 24]
-    assert gold.num_rows == 25
+        sample.add(index)
+    assert sample.rows == [0, 4, 8, 12, 16, 20, 24]
+    assert sample.num_rows == 25
 
 
 def test_few_gold_rows_are_reported_and_too_few_are_an_error() -> None:
@@ -131,8 +144,21 @@ def test_a_report_has_accuracy_by_threshold_and_a_plot() -> None:
     fit = _fit(num_gold=70)
     text = "\n".join(report_lines(fit.report(fit.gold_map("platt"))))
     assert "accuracy 42.9% before" in text
-    assert "accept 100% of rows at 100% accuracy" in text
+    assert "accept 100% of all rows at 100% accuracy" in text
     assert "####" in text
+
+
+def test_shares_are_of_all_rows_and_thresholds_of_gold_rows() -> None:
+    """The gold rows are the confident ones, which are a quarter of all rows."""
+    fit = QuestionFit(_DAMAGED)
+    for index in range(400):
+        fit.add((0.95, 0.05) if index < 100 else (0.55, 0.45), 0 if index < 50 else None)
+    report = fit.report(fit.batch_map([0.5, 0.5]))
+    [before] = [each for each in report["before"]["by_threshold"] if each["threshold"] == 0.9]
+    assert (before["num_rows"], before["share"]) == (50, 0.25)
+    text = "\n".join(report_lines(report))
+    assert "measured on 50 of 50 gold rows; shares are of all 400 rows" in text
+    assert "accept 25% of all rows at 100% accuracy" in text
 
 
 def test_a_report_without_gold_rows_says_only_what_was_fitted() -> None:

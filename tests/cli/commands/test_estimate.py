@@ -210,3 +210,35 @@ def test_a_sample_that_is_stopped_ends_the_estimate(
     assert main(["estimate", str(source), "--sample", "11"]) == 130
     assert len(sampled[0].splitlines()) == 11
     assert "a a a" not in sampled[0]
+
+
+@pytest.mark.parametrize("is_table", [True, False])
+def test_a_sample_with_known_answers_states_their_accuracy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_table: bool
+) -> None:
+    """Only gold answers of sampled rows count."""
+    num_rows, gold = 24, tmp_path / "gold.csv"
+    gold.write_text("custom_id,good\n" + "".join(f"k{n},yes\n" for n in range(num_rows)))
+    flags = ["--sample", "12", "--gold"]
+    if is_table:
+        source = tmp_path / "t.csv"
+        source.write_text("text,label\n" + "".join(f"{n},yes\n" for n in range(num_rows)))
+        flags += ["label", "--ask", "good: Is it good?", "--prompt", "{{ text }}"]
+    else:
+        source, url = tmp_path / "x.jsonl", "/v1/decisions"
+        question = {"type": "predicate", "name": "good", "instructions": "Is it good?"}
+        bodies = [
+            {"model": NAME, "input": f"{n}", "questions": [question]} for n in range(num_rows)
+        ]
+        lines = [
+            {"custom_id": f"k{n}", "method": "POST", "url": url, "body": body}
+            for n, body in enumerate(bodies)
+        ]
+        source.write_text("".join(json.dumps(each) + "\n" for each in lines))
+        flags.append(str(gold))
+    assert main(["estimate", str(source), *flags]) == 0
+    shown = capsys.readouterr().out
+    assert f"on 12 sampled {'rows' if is_table else 'lines'}:" in shown
+    assert "good: platt calibration fitted on 12 rows, measured on 12 of 12 gold rows" in shown
+    assert "of all rows at 100% accuracy" in shown
+    assert "ID no row has" not in shown

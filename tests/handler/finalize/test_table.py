@@ -24,6 +24,7 @@ from tests.long_parameters import with_long
 from tidemill.batch.model import Batch
 from tidemill.batch.parts import FinishedRow, encode_part
 from tidemill.batch.states import Status
+from tidemill.batch.table.recipe import print_recipe
 from tidemill.handler.control.sweep import sweep
 from tidemill.handler.finalize import table as table_module
 from tidemill.handler.finalize.finalize import finalize
@@ -227,6 +228,90 @@ def test_a_dropped_table_is_calibrated_by_its_recipe(
     assert question["calibration"]["fitted_rows"] == 4
 
 
+_ASK_GOOD = b"ask = 'good: Is it good?'\nprompt = 'text: {{ text }}'\n"
+
+
+def saved_calibration(num_options: int = 2) -> dict[str, Any]:
+    """Return a calibration with the prior 0.2 instead of even."""
+    made = {"scale": 1.0, "offsets": [-1.386, *[0.0] * (num_options - 1)]}
+    question = {"name": "good", "kind": "predicate", "options": ["true", "false"]}
+    question |= {"method": "batch", "rows": 40, "map": made}
+    settings = {"--prompt": "text: {{ text }}", "--question-layout": "questions_first"}
+    body = {"type": "predicate", "name": "good", "instructions": "Is it good?"}
+    settings |= {"--ask": [body], "--model": {"name": "m", "digest": None}}
+    head = {"object": "decision.calibration", "version": 1}
+    return {**head, "settings": settings, "questions": [question]}
+
+
+@pytest.mark.parametrize("way", ["gold", "measured", "file", "metadata", "inline"])
+def test_a_dropped_table_is_calibrated_by_gold_answers_or_a_saved_calibration(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A saved calibration is a file next to the table, or in the recipe itself."""
+    monkeypatch.setattr(f"{__name__}.row_of", decision_of)
+    texts = ["bad", "so, so"] * 6
+    data = parquet(pa.table({"text": texts, "label": [len(text) > 3 for text in texts]}))
+    mini.put(to_json(saved_calibration()), "input/my.calibration.json")
+    more = {
+        "gold": "gold = 'label'\n",
+        "measured": "calibrate = 'batch'\nprior = '0.2'\ngold = 'label'\n",
+        "file": "calibration = 'my.calibration.json'\n",
+        "metadata": "",
+        "inline": print_recipe({"calibration": saved_calibration()}),
+    }
+    if way == "metadata":
+        own = {"recipe-ask": '"good: Is it good?"', "recipe-prompt": "text: {{ text }}"}
+        own |= {"recipe-calibration": "my.calibration.json"}
+        batch = mini.ingest(mini.create(data, f"input/{way}.parquet", own))
+    else:
+        batch = drop(mini, data, f"input/{way}.parquet", _ASK_GOOD + more[way].encode())
+    assert batch.errors == ()
+    ended = finished(mini, published(mini, batch))
+    assert (ended.status, ended.errors) == (Status.COMPLETED, ())
+    made = pq.read_table(io.BytesIO(table_of(mini, ended)))
+    assert made["calibrated"].to_pylist() == [True] * 12
+    assert made["good_raw_probabilities"].to_pylist()[0]["true"] == 0.25
+    report = from_json(mini.run(mini.deployment.bucket.get(ended.outputs.report_key)))
+    calibration = report["tidemill"]["questions"][0]["calibration"]
+    share = made["good_probabilities"].to_pylist()[1]["true"]
+    if way == "gold":
+        assert share > 0.75
+        assert (calibration["method"], calibration["gold_rows"]) == ("platt", 12)
+        assert calibration["after"]["accuracy"] == 1.0
+    elif way == "measured":
+        assert calibration["before"]["accuracy"] == 1.0
+    else:
+        assert share == pytest.approx(3 / 7, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("calibration", "words"),
+    [
+        (b"", "`calibration` c.calibration.json cannot be used: it is empty"),
+        (b"{", "is not a complete JSON document"),
+        (b" " * 2**21, "is longer than 1,048,576 bytes"),
+        (to_json(saved_calibration(9000)), "a damaged calibration of decisions"),
+        (to_json(saved_calibration()).replace(b"Is it good", b"Is it bad"), "another `ask`"),
+        (to_json(saved_calibration()).replace(b'name":"good', b'name":"god'), "no question `good`"),
+        (None, "c.calibration.json, but input/t.c.calibration.json does not exist"),
+    ],
+)
+def test_an_unsuitable_calibration_of_a_drop_is_refused_in_one_sentence(
+    mini: Cloud, calibration: bytes | None, words: str
+) -> None:
+    """A missing file may come a moment later."""
+    if calibration is not None:
+        mini.put(calibration, "input/c.calibration.json")
+    name = "c.calibration.json" if calibration is not None else "t.c.calibration.json"
+    mini.put(_ASK_GOOD + f"calibration = '{name}'\n".encode(), "input/t.recipe.toml")
+    batch = mini.create(parquet(REVIEWS), "input/t.parquet")
+    if calibration is None:
+        assert mini.ingest(batch).status is Status.VALIDATING
+    refused = mini.ingest(batch, now=lambda: time.time() + 90)
+    assert refused.status is Status.FAILED
+    assert words in refused.errors[0].message
+
+
 class Form(NamedTuple):
     """A table format: how to write one, additional settings of its recipe, and the result."""
 
@@ -293,10 +378,11 @@ def test_metadata_is_a_recipe_too_and_takes_the_place_of_the_file(mini: Cloud) -
     assert made.schema.names[:2] == ["text", "stars"]
 
 
-def test_a_recipe_creates_no_batch(mini: Cloud) -> None:
-    """The daily sweep does not find it either."""
-    upload = mini.put(RECIPE, "input/x.recipe.toml")
-    assert mini.run(create_batch_of_drop(mini.deployment, upload, int(time.time()))) is None
+def test_a_recipe_and_a_calibration_create_no_batch(mini: Cloud) -> None:
+    """The daily sweep does not find them either."""
+    for name in ("input/x.recipe.toml", "input/x.calibration.json"):
+        upload = mini.put(RECIPE, name)
+        assert mini.run(create_batch_of_drop(mini.deployment, upload, int(time.time()))) is None
     mini.run(sweep(mini.deployment, "", int(time.time()) + 3600, plenty))
     sent = mini.run(
         mini.deployment.drops.receive(max_messages=10, wait_seconds=0, visibility_seconds=9)
@@ -324,6 +410,7 @@ def test_a_recipe_may_come_a_moment_later(mini: Cloud, monkeypatch: pytest.Monke
         (parquet(REVIEWS), b"prompt = '{{ txet }}'", "invalid_recipe", "did you mean `text`?"),
         (parquet(REVIEWS), b"promt = '{{ text }}'", "invalid_recipe", "did you mean `prompt`?"),
         (parquet(REVIEWS), b"prompt = ", "invalid_recipe", "not valid TOML"),
+        (parquet(REVIEWS), b"", "invalid_recipe", "it has no template"),
         (parquet(REVIEWS), b"prompt = '\xff'", "invalid_recipe", "not UTF-8"),
         (parquet(REVIEWS), b"#" * 70_000 + b"\n" + RECIPE, "invalid_recipe", "65,536 bytes"),
         (

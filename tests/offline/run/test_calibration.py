@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidemill.cli.main import main
+from tidemill.batch.calibration.answers import Options
+from tidemill.batch.calibration.calibration import Calibration, QuestionMap
+from tidemill.batch.calibration.probability_maps import LinearMap
+from tidemill.batch.table.recipe import load_recipe, parse_recipe
+from tidemill.cli.main import main, parse
 from tidemill.offline.console.errors import BadInput, Refused
 from tidemill.offline.files import table_output
+from tidemill.offline.run.run_flags import options_from
+from tidemill.sdk.integrations.batch_answers import BatchAnswers
 
 _ASK = ("--ask", "town: Is a town named?", "--prompt", "{{ text }}")
 _NUM_ROWS = 24
@@ -60,7 +68,7 @@ def test_a_run_calibrates_and_its_calibration_serves_later_runs(
 
     assert main(["calibrate", str(second), "--gold", "label"]) == 0
     shown = capsys.readouterr().out
-    assert "town: platt calibration fitted on 24 rows, measured on 24 of 24 gold rows" in shown
+    assert "town: platt calibration fitted on 24 rows, measured on 24 of 24 gold rows;" in shown
     assert "fewer than 50 gold rows: these figures are uncertain" in shown
     again = _read(second)
     assert again["town_raw_probabilities"] == made["town_raw_probabilities"]
@@ -144,9 +152,36 @@ def test_calibration_flags_need_a_table_with_questions(run: Any, tmp_path: Path)
     lines.write_text("{}\n")
     table.write_text("text\nx\n")
     ask = ("--ask", "x: Is it?")
-    with pytest.raises(Refused, match=r"t\.csv cannot be used: it is not a calibration"):
+    with pytest.raises(Refused, match=r"t\.csv cannot be used: it is not a complete JSON"):
         run(table, *ask, "--calibration", table)
     with pytest.raises(Refused, match=r"the calibration .*no\.json cannot be read"):
         run(table, *ask, "--calibration", tmp_path / "no.json")
     with pytest.raises(Refused, match="--prior requires a recipe"):
         run(table, "--prior", "even")
+
+
+def test_a_recipe_names_a_calibration_next_to_it(run: Any, tmp_path: Path) -> None:
+    """A recipe for a drop contains it, as do those of distributed engines; flags override it."""
+    source, target = tmp_path / "t.csv", tmp_path / "out.csv"
+    source.write_text("text\n" + "x\n" * 3)
+    options = Options("x", "predicate", ("true", "false"))
+    fitted = QuestionMap(options, "batch", LinearMap(1.0, (-math.log(9), 0.0)), 9)
+    path = tmp_path / "c.calibration.json"
+    path.write_text(Calibration({}, (fitted,)).print())
+    reply = "{answers = [{type = 'predicate', probability = 0.75}], usage = {input_tokens = 3}}"
+    recipe = f"ask = ['x: Is it?']\nprompt = '{{{{ text }}}}'\nparams.reply = {reply}\n"
+    (tmp_path / "t.recipe.toml").write_text(f"{recipe}calibration = 'c.calibration.json'\n")
+    assert run(source, "-o", target) == 0
+    assert "\nx,false,0." in target.read_text()
+    table = options_from(parse(["run", "--model", "m", str(source)])).table
+    assert table is not None
+    inside = parse_recipe(load_recipe(table.print_recipe()))
+    assert inside.calibration is not None
+    assert inside.calibration.saved == Calibration({}, (fitted,))
+    keys = {**load_recipe(recipe), "calibration": str(path)}
+    answers = BatchAnswers(keys, pa.schema([("text", pa.string())]))
+    path.unlink()
+    again = pickle.loads(pickle.dumps(answers))  # noqa: S301 - as on a worker
+    assert "x_raw_probabilities" in {field.name for field in again.fields}
+    flags = ("--calibrate", "batch", "--prior", "even", "--force")
+    assert run(source, "-o", target, *flags) == 0
