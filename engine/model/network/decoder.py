@@ -136,7 +136,7 @@ class Decoder:
     ) -> Tensor:
         """Return the logit `[M]` of one token after each of some rows of `hidden [N, H]`, in fp32.
 
-        Each logit is a sum of its own, which depends on no other pair.
+        Each logit is a separate sum, so it does not depend on other pairs.
         """
         pairs = (to_device(numbers, hidden.device) for numbers in (rows, token_ids))
         parts = zip(*(torch.split(numbers, EXACT_PAIRS) for numbers in pairs), strict=True)

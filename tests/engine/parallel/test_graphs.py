@@ -136,7 +136,7 @@ def test_rows_are_those_of_the_plain_loop(tmp_path: Path, seed: int) -> None:
 
 
 def test_ranks_score_named_tokens_in_fp32(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each adds the logits of its own tokens, in graphs and outside of them."""
+    """Each rank adds the logits of the tokens in its shard, in graphs and outside of them."""
     captures = CapturesByCallingAgain()
     with led(folder, captures, torch.bfloat16) as model:
         plain = named_logprobs(work_over(model, None), named(storm(0)))
