@@ -55,7 +55,7 @@ KINDS = {
 def bodies(name: str, count: int, run: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the URL and the body of each row of a kind."""
     kind, texts = KINDS[name], Texts()
-    asked = [f"{texts(words_of(12))[:-1]}?" for _ in range(kind.num_questions)]
+    instructions = [f"{texts(words_of(12))[:-1]}?" for _ in range(kind.num_questions)]
     choices = [{"value": value} for value in ("travel", "money", "weather", "food")]
     if kind.source == "h":
         states = [request.user for request in WORKLOADS["h"].requests(texts)[:count]]
@@ -64,7 +64,7 @@ def bodies(name: str, count: int, run: int) -> Iterator[tuple[str, dict[str, Any
     for state in states:
         text = f"{run} {name} {state}"
         if kind.layout == CHATS:
-            content = f"{text}\n\nQuestion: {asked[0]}\nAnswer only with one letter: Y or N."
+            content = f"{text}\n\nQuestion: {instructions[0]}\nAnswer only with one letter: Y or N."
             messages = [{"role": "user", "content": content}]
             chat = {"messages": messages, "max_tokens": 1, "temperature": 0, "logprobs": True}
             yield "/v1/chat/completions", {**chat, "top_logprobs": 5}
@@ -74,7 +74,7 @@ def bodies(name: str, count: int, run: int) -> Iterator[tuple[str, dict[str, Any
             "/v1/decisions",
             {
                 "input": text,
-                "questions": [{**own, "instructions": question} for question in asked],
+                "questions": [{**own, "instructions": question} for question in instructions],
                 "question_layout": kind.layout,
                 "debias": kind.num_orders,
             },
