@@ -183,13 +183,13 @@ class Dispatcher:
         while True:
             size = sum(result.num_values for result in results)
             extended = await executor.run(size, endpoint.follow_up, prepared, results)
-            if extended is None:
-                return prepared, results
-            prepared = extended
+            prepared = prepared if extended is None else extended
             further = [
                 replace(request, priority=prepared.metadata.priority)
                 for request in prepared.requests[len(results) :]
             ]
+            if not further:
+                return prepared, results
             more: Sequence[Any] = await self._engine.generate(further)
             results = [*results, *more]
 

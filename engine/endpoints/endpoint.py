@@ -124,9 +124,9 @@ class FollowUps(Protocol):
     def follow_up(
         self, prepared: Prepared[Any, Any], results: Sequence[Any]
     ) -> Prepared[Any, Any] | None:
-        """Return the body with further requests after those with results; None if it is complete.
+        """Return the body with further requests after those with results, None if it is unchanged.
 
-        It is called again with the results of all of them.
+        It is called again with the results of all requests, until there are no further ones.
         """
 
 

@@ -126,18 +126,21 @@ class LinearFactory:
 
     def make_head(
         self, embedding: Tensor, head: Matrix | None, bias: Tensor | None = None
-    ) -> tuple[Embedding, Linear]:
-        """Return an embedding and its head; a tied head shares the embedding's memory."""
-        linear = self.make(embedding if head is None else head, bias)
-        embed: Embedding | None = getattr(linear, "embed", None) if head is None else None
-        return embed or partial(functional.embedding, weight=embedding), linear
+    ) -> tuple[Embedding, Linear, Embedding | None]:
+        """Return an embedding, its head, and a lookup of the head's rows of weights.
 
-    def rows_of(self, linear: Linear) -> Embedding | None:
-        """Return a lookup of a layer's rows of weights, if they are stored as numbers."""
-        lookup: Embedding | None = getattr(linear, "embed", None)
-        if lookup is None and isinstance(linear, partial) and linear.func is functional.linear:
-            lookup = partial(functional.embedding, weight=linear.keywords["weight"])
-        return lookup
+        A tied head shares the embedding's memory. There is no lookup if only oneDNN has the rows.
+        """
+        linear = self.make(embedding if head is None else head, bias)
+        rows: Embedding | None = getattr(linear, "embed", None)
+        embed: Embedding = partial(functional.embedding, weight=embedding)
+        if head is None:
+            embed = rows = rows or embed
+        elif isinstance(head, Quantised):
+            rows = head.rows
+        elif rows is None and isinstance(linear, partial):
+            rows = partial(functional.embedding, weight=head)
+        return embed, linear, rows
 
     def make_gated(self, weight: Matrix, bias: Tensor | None, gate: Gate) -> Linear:
         """Return x · weightᵀ + bias with its halves gated: `weight [2·O, I]`, `bias [2·O]`."""

@@ -102,6 +102,19 @@ class Quantised:
             return weight
         return torch.empty_like(weight).index_copy_(-1, self.order, weight)
 
+    def rows(self, indices: Tensor) -> Tensor:
+        """Dequantise some rows `[T, I]` of a weight `[O, I]` to fp32."""
+        zeros = None if self.zeros is None else self.zeros[indices]
+        numbers = self.numbers.view(torch.uint8) if self.is_fp8 else self.numbers
+        some = replace(
+            self,
+            numbers=numbers[indices].view(self.numbers.dtype),
+            scales=self.scales[indices],
+            zeros=zeros,
+            dtype=torch.float32,
+        )
+        return some.dequantised()
+
     def first(self, count: int) -> Quantised:
         """Return the first of stacked matrices `[E, O, I]`."""
         zeros = None if self.zeros is None else self.zeros[:count]

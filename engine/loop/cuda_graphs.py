@@ -234,15 +234,15 @@ class CudaGraphs:
         views = self._views[bucket]
         return Step(num_decodes, **views, copy_on_host=Step(num_decodes, **known))
 
-    def run(self, step: Step, ids: DeviceTokens) -> Tensor:
-        """Run a packed step → the logits `[N, V]` of its rows.
+    def run(self, step: Step, ids: DeviceTokens) -> tuple[Tensor, Tensor]:
+        """Run a packed step → the hidden states `[N, H]` and the logits `[N, V]` of its rows.
 
-        `ids` are the same in all calls.
+        The next step overwrites the hidden states. `ids` are the same in all calls.
         """
         graphs = GraphLimits(self._most_tokens, self._most_pages, ids.last, self.drop)
         return self._model.run_graph(step, self._attention, graphs, partial(self._run, step, ids))
 
-    def _run(self, step: Step, ids: DeviceTokens) -> Tensor:
+    def _run(self, step: Step, ids: DeviceTokens) -> tuple[Tensor, Tensor]:
         self._attention.prepare(step)
         kind = step.num_tokens, self._attention.launches
         if kind not in self._captured and len(self._captured) >= MOST_GRAPHS:
@@ -255,7 +255,8 @@ class CudaGraphs:
             captured.graph.replay()
             self._network.num_layers_started += len(self._model.shapes)
             hidden = captured.hidden
-        return self._network.compute_logits(hidden[: len(step.host.logit_rows)])
+        hidden = hidden[: len(step.host.logit_rows)]
+        return hidden, self._network.compute_logits(hidden)
 
     def drop(self) -> None:
         """Release all graphs; no more are captured."""

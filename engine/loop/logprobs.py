@@ -93,7 +93,7 @@ class StepLogprobs:
         )
         # Log-probabilities differ by as much as the logits do.
         chosen = logits[rows, token_ids[index]].float()
-        own = all_logits.exact(self._rows[owners], named)
+        own = all_logits.exact(self._rows[owners], ids)
         own = logits[rows, named].float() if own is None else own
         named_logprobs = scores.logprobs[index] + own - chosen
         return [token_ids, *scores, named_logprobs]

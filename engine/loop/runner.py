@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from ..state.rows import Rows
 from .cuda_graphs import CudaGraphs
 from .device_health import probe
 from .device_tokens import DeviceTokens
-from .step_logits import StepLogits
+from .step_logits import ExactLogits, StepLogits
 
 # Cache size for images in several chunks, choices or requests; dropped ones are encoded again.
 MAX_KEPT_BYTES = 2**28
@@ -201,7 +202,8 @@ class Runner:
         if self._graphs is not None and self._graphs.can_run(arrays):
             step = self._graphs.pack(plan.num_decodes, arrays)
             self._sampled_slots = step.sampled_slots
-            return StepLogits(self._graphs.run(step, self._ids))
+            hidden, logits = self._graphs.run(step, self._ids)
+            return StepLogits(logits, None, self._exact(hidden))
         step = Step.pack(plan.num_decodes, self._model.device, **arrays)
         self._sampled_slots = step.sampled_slots
         if shown is not None:
@@ -211,12 +213,19 @@ class Runner:
             step = self._ids.fill_ids(step, are_known=are_known)
         self._attention.prepare(step)
         network = self._model.network
-        keeps_states = plan.is_scored.any() or self._table.names_tokens[plan.sampled].any()
-        if keeps_states and self._model.has_head:
-            assert isinstance(network, NetworkWithHead)
+        if not isinstance(network, NetworkWithHead):
+            return StepLogits(network.forward(step, self._attention))
+        if plan.is_scored.any() and self._model.has_head:
             hidden = network.hidden_states(step, self._attention)
-            return StepLogits(hidden, network.compute_logits, network.compute_exact_logits)
-        return StepLogits(network.forward(step, self._attention))
+            return StepLogits(hidden, network.compute_logits, self._exact(hidden))
+        hidden, logits = network.forward_whole(step, self._attention)
+        return StepLogits(logits, None, self._exact(hidden))
+
+    def _exact(self, hidden: Tensor) -> ExactLogits | None:
+        """Return the function of the exact logits after hidden states, if the network has one."""
+        network = self._model.network
+        assert isinstance(network, NetworkWithHead)
+        return partial(network.compute_exact_logits, hidden) if network.has_exact_logits else None
 
     @torch.inference_mode()
     def store_sampled(self, slots: NDArray[np.int64], token_ids: Tensor) -> None:

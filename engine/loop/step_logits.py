@@ -11,18 +11,22 @@ from torch import Tensor
 
 from ..kernels.step import to_device
 
+# Logits `[M]` of some rows' tokens, in fp32.
+ExactLogits = Callable[[NDArray[np.int64], NDArray[np.int64]], Tensor]
+
 
 class StepLogits:
     """Logits of a step's `N` rows, computed from hidden states on request.
 
-    Without `compute_logits` the states `[N, V]` are the logits.
+    Without `compute_logits` the states `[N, V]` are the logits. `compute_exact_logits` takes rows
+    and token ids, before the next step runs.
     """
 
     def __init__(
         self,
         states: Tensor,
         compute_logits: Callable[[Tensor], Tensor] | None = None,
-        compute_exact_logits: Callable[[Tensor, Tensor], Tensor | None] | None = None,
+        compute_exact_logits: ExactLogits | None = None,
     ) -> None:
         self._states = states  # [N, H] or [N, V]
         self._compute_logits = compute_logits
@@ -41,11 +45,11 @@ class StepLogits:
         return states if self._compute_logits is None else self._compute_logits(states)
 
     @torch.inference_mode()
-    def exact(self, rows: NDArray[np.int64], token_ids: Tensor) -> Tensor | None:
+    def exact(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> Tensor | None:
         """Return the logit `[M]` of one token in each of some rows, in fp32; None if unknown.
 
         Logits of a bf16 model are rounded to 8 bits, which is too coarse to compare a few tokens.
         """
         if self._compute_exact_logits is None or self._states.dtype == torch.float32:
             return None
-        return self._compute_exact_logits(self._states[to_device(rows, self.device)], token_ids)
+        return self._compute_exact_logits(rows, token_ids)

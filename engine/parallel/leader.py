@@ -18,7 +18,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.protocol.contract import EngineError
@@ -34,7 +36,6 @@ from ..model.network.kv_cache_size import free_bytes
 from ..model.network.loaded_model import (
     GraphLimits,
     LoadedModel,
-    Network,
     NetworkWithHead,
 )
 from ..storage.hub import child_environment
@@ -42,6 +43,7 @@ from .messages import (
     Allocate,
     Answer,
     Command,
+    ExactLogits,
     Failed,
     Forward,
     FreeMemory,
@@ -149,21 +151,34 @@ class Leader:
         return own
 
     def forward(
-        self, network: Network, number: int, step: Step, attention: AttentionBackend
-    ) -> Tensor:
+        self, network: NetworkWithHead, number: int, step: Step, attention: AttentionBackend
+    ) -> tuple[Tensor, Tensor]:
         """Compute a step of model `number` on all ranks; `network` is this one's."""
         self.check()
         message = Forward.from_step(step, number, self._numbers[attention])
         self._broadcast(message)
 
-        def compute() -> Tensor:
+        def compute() -> tuple[Tensor, Tensor]:
             if message.has_unknown_ids:
                 self._group.broadcast(step.token_ids)
             if step.shown is not None:
                 self._group.broadcast(step.shown)
-            return network.forward(step, attention)
+            return network.forward_whole(step, attention)
 
         return self._together(compute)
+
+    def exact_logits(
+        self,
+        network: NetworkWithHead,
+        number: int,
+        hidden: Tensor,
+        rows: NDArray[np.int64],
+        token_ids: NDArray[np.int64],
+    ) -> Tensor:
+        """Compute exact logits of the last step of model `number` on all ranks."""
+        self.check()
+        self._broadcast(ExactLogits(number, rows, token_ids))
+        return self._together(lambda: network.compute_exact_logits(hidden, rows, token_ids))
 
     def run_graph(
         self,
@@ -171,8 +186,8 @@ class Leader:
         step: Step,
         attention: AttentionBackend,
         graphs: GraphLimits,
-        call: Callable[[], Tensor],
-    ) -> Tensor:
+        call: Callable[[], T],
+    ) -> T:
         """Compute a step of model `number` in graphs on all ranks; `call` computes this one's."""
         self.check()
         self._drop_graphs = weakref.WeakMethod(graphs.drop)
@@ -180,7 +195,7 @@ class Leader:
         message = Forward.from_step(step, number, self._numbers[attention], sizes)
         self._broadcast(message)
 
-        def compute() -> Tensor:
+        def compute() -> T:
             if message.has_unknown_ids:
                 self._group.broadcast(graphs.last_ids)
             return call()
@@ -331,7 +346,7 @@ class _ParallelNetwork:
         self._own, self._leader, self._number = own, leader, number
         self.needs_torch, self.hidden_states = own.needs_torch, own.hidden_states
         self.compute_logits = own.compute_logits
-        self.compute_exact_logits = own.compute_exact_logits
+        self.has_exact_logits = own.has_exact_logits
 
     @property
     def num_layers_started(self) -> int:
@@ -344,7 +359,17 @@ class _ParallelNetwork:
 
     def forward(self, step: Step, attention: AttentionBackend) -> Tensor:
         """See `Network.forward`."""
+        return self.forward_whole(step, attention)[1]
+
+    def forward_whole(self, step: Step, attention: AttentionBackend) -> tuple[Tensor, Tensor]:
+        """See `NetworkWithHead.forward_whole`."""
         return self._leader.forward(self._own, self._number, step, attention)
+
+    def compute_exact_logits(
+        self, hidden: Tensor, rows: NDArray[np.int64], token_ids: NDArray[np.int64]
+    ) -> Tensor:
+        """See `NetworkWithHead.compute_exact_logits`."""
+        return self._leader.exact_logits(self._own, self._number, hidden, rows, token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,7 +395,7 @@ class _ParallelModel(LoadedModel):
         step: Step,
         attention: AttentionBackend,
         graphs: GraphLimits,
-        call: Callable[[], Tensor],
-    ) -> Tensor:
+        call: Callable[[], T],
+    ) -> T:
         """See `LoadedModel.run_graph`."""
         return self.leader.run_graph(self.number, step, attention, graphs, call)

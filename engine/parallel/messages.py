@@ -127,7 +127,15 @@ class Forward:
         return bool((self.numbers[:first] < 0).any())
 
 
-Message = Init | Load | InitProcessGroup | Allocate | MeasureMemory | Ping | Forward
+class ExactLogits(NamedTuple):
+    """Compute your part of the exact logits of tokens in rows of the last step of a model."""
+
+    model: int
+    rows: NDArray[np.int64]
+    token_ids: NDArray[np.int64]
+
+
+Message = Init | Load | InitProcessGroup | Allocate | MeasureMemory | Ping | Forward | ExactLogits
 
 
 class Command(NamedTuple):

@@ -25,7 +25,17 @@ from ..model.network.kv_cache_size import free_bytes
 from ..model.network.loaded_model import LoadedModel, NetworkWithHead
 from ..model.weights.checkpoint import find_checkpoint
 from ..model.weights.quantised.quantization_config import read_quantization_config
-from .messages import Allocate, Answer, Command, Done, Forward, FreeMemory, Load, MeasureMemory
+from .messages import (
+    Allocate,
+    Answer,
+    Command,
+    Done,
+    ExactLogits,
+    Forward,
+    FreeMemory,
+    Load,
+    MeasureMemory,
+)
 
 
 class Rank:
@@ -44,6 +54,7 @@ class Rank:
         self._models: dict[int, LoadedModel] = {}
         self._attentions: dict[int, AttentionBackend] = {}
         self._graphs: dict[int, tuple[CudaGraphs, DeviceTokens]] = {}  # of attentions
+        self._hidden: torch.Tensor | None = None  # [N, H], of the last step
 
     def execute(self, command: Command) -> Answer | None:
         """Execute a command, and return its answer, if it has one."""
@@ -63,7 +74,12 @@ class Rank:
                     torch.cuda.empty_cache()  # memory of the trial steps is free again
                 return FreeMemory(free_bytes(self._device))
             case Forward():
-                self._forward(command.message)
+                self._hidden = self._forward(command.message)
+            case ExactLogits(number, rows, token_ids):
+                network = self._models[number].network
+                assert isinstance(network, NetworkWithHead)
+                assert self._hidden is not None
+                network.compute_exact_logits(self._hidden, rows, token_ids)
         return None
 
     def _load(self, command: Load) -> None:
@@ -87,7 +103,8 @@ class Rank:
         if not model.network.needs_torch:
             limit_torch_threads(self._device)
 
-    def _forward(self, command: Forward) -> None:
+    def _forward(self, command: Forward) -> torch.Tensor:
+        """Compute a step; return its last hidden states `[N, H]`."""
         model, attention = self._models[command.model], self._attentions[command.attention]
         if command.graphs is not None:
             graphs, ids = self._graphs_of(command, model, attention)
@@ -98,8 +115,7 @@ class Rank:
             step = graphs.pack(command.num_decodes, arrays)
             if command.has_unknown_ids:
                 self._communicator.broadcast(ids.last)
-            graphs.run(step, ids)
-            return
+            return graphs.run(step, ids)[0]
         step = Step.pack(command.num_decodes, self._device, **command.arrays())
         if command.has_unknown_ids:
             self._communicator.broadcast(step.token_ids)
@@ -107,7 +123,8 @@ class Rank:
             vectors = torch.empty(command.shown, dtype=model.dtype, device=self._device)
             step = replace(step, shown=self._communicator.broadcast(vectors))
         attention.prepare(step)
-        model.network.forward(step, attention)
+        assert isinstance(model.network, NetworkWithHead)
+        return model.network.forward_whole(step, attention)[0]
 
     def _graphs_of(
         self, command: Forward, model: LoadedModel, attention: AttentionBackend

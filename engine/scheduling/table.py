@@ -56,7 +56,6 @@ class SequenceTable:
         self.min_p = np.zeros(slots, np.float32)
         self.seed = np.zeros(slots, np.uint64)
         self.logprobs = np.full(slots, -1, np.int64)  # -1: none
-        self.names_tokens = np.zeros(slots, np.bool_)  # whose log-probabilities are requested
         self.prompt_logprobs = np.full(slots, -1, np.int64)
         self.first_scored_row = np.zeros(slots, np.int64)  # position before the first unscored one
         self.repetition_penalty = np.ones(slots, np.float32)
@@ -126,7 +125,6 @@ class SequenceTable:
         self.min_p[slot] = sampling.min_p
         self.seed[slot] = sampling.seed
         self.logprobs[slot] = _or_none(sampling.logprobs)
-        self.names_tokens[slot] = bool(sampling.logprob_token_ids)
         self.prompt_logprobs[slot] = _or_none(request.prompt_logprobs)
         self.first_scored_row[slot] = len(sequence.prompt_logprobs) - 1
         self.repetition_penalty[slot] = sampling.repetition_penalty

@@ -47,13 +47,16 @@ class DecisionReads:
     """A decision with its questions and reads.
 
     `paths` has for each request its read, and the tokens that follow the read's prompt; the first
-    requests are the reads themselves.
+    requests are the reads themselves. `known` are each read's log-probabilities of paths, from the
+    first `num_known` results.
     """
 
     decision: Decision
     questions: list[Question]
     reads: list[Read]
     paths: list[tuple[int, Path]]
+    known: Sequence[Mapping[Path, float]]
+    num_known: int = 0
 
 
 _Prepared = Prepared[SequenceRequest, DecisionReads]
@@ -103,7 +106,7 @@ class NextTokenReader:
             requests.append(replace(request, images=placed) if placed else request)
         check_prompt_tokens(sum(len(request.prompt_ids) for request in requests), "questions")
         paths: list[tuple[int, Path]] = [(number, ()) for number in range(len(reads))]
-        context = DecisionReads(decision, questions, reads, paths)
+        context = DecisionReads(decision, questions, reads, paths, [{(): 0.0} for _ in reads])
         # A label of several tokens, or with a space before it, has an unfinished beginning.
         may_follow = any(len(read.tree.next_tokens) > 1 for read in reads)
         return Prepared(requests, context, metadata, num_bytes, may_follow=may_follow)
@@ -138,10 +141,10 @@ class NextTokenReader:
             images.append(shown)
         return texts, images, sum(image.pixels.nbytes for image in decoded.values())
 
-    def follow_up(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> _Prepared | None:
+    def follow_up(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> _Prepared:
         """Add sequences after beginnings of labels that are likely enough to matter."""
         context = prepared.context
-        known = _logprobs_by_read(prepared, results)
+        known = _logprobs_by_read(context, results)
         requests, paths = list(prepared.requests), list(context.paths)
         for number, read in enumerate(context.reads):
             prompt = requests[number].prompt_ids
@@ -150,13 +153,13 @@ class NextTokenReader:
                 longer = self._request(ids, path, read, context.decision, prepared.metadata)
                 requests.append(replace(longer, images=requests[number].images))
                 paths.append((number, path))
-        if len(paths) == len(context.paths):
-            return None
-        return replace(prepared, requests=requests, context=replace(context, paths=paths))
+        context = replace(context, paths=paths, known=known, num_known=len(results))
+        return replace(prepared, requests=requests, context=context)
 
     def answers(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> list[Answer]:
         """Return the answer of each question: the mean over the orders of its options."""
-        context, known = prepared.context, _logprobs_by_read(prepared, results)
+        context = prepared.context
+        known = _logprobs_by_read(context, results)
         return mean_answers(
             (read.question, _answer(read, logprobs, result.token_ids[0]))
             for read, logprobs, result in zip(context.reads, known, results, strict=False)
@@ -199,11 +202,14 @@ def _placed_urls(decision: Decision) -> list[PlacedUrl]:
 
 
 def _logprobs_by_read(
-    prepared: _Prepared, results: Sequence[SequenceResult]
-) -> list[dict[Path, float]]:
+    context: DecisionReads, results: Sequence[SequenceResult]
+) -> Sequence[Mapping[Path, float]]:
     """Return for each read the log-probabilities of the paths that were computed."""
-    known: list[dict[Path, float]] = [{(): 0.0} for _ in prepared.context.reads]
-    for (number, path), result in zip(prepared.context.paths, results, strict=True):
+    if context.num_known == len(results):
+        return context.known
+    known = [dict(logprobs) for logprobs in context.known]
+    new = slice(context.num_known, None)
+    for (number, path), result in zip(context.paths[new], results[new], strict=True):
         assert result.logprobs is not None
         [row] = result.logprobs.rows()
         assert row is not None

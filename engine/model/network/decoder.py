@@ -26,9 +26,12 @@ from ...kernels.hybrid import HybridBackend
 from ...kernels.latent import LatentBackend
 from ...kernels.linear import Embedding, Linear
 from ...kernels.quantised import Matrix, as_tensor
-from ...kernels.step import Step
+from ...kernels.step import Step, to_device
 from ..config.architecture import Architecture
 from .decoder_layers import DecoderLayer, LayerMaker, StreamedLayers
+
+# Pairs of a state and a token whose exact logits are computed at once, as both are fp32.
+EXACT_PAIRS = 4096
 
 
 class Decoder:
@@ -79,12 +82,11 @@ class Decoder:
         self._head: Linear | None = None
         self._head_rows: Embedding | None = None
         if has_head:
-            bias = maker.vector("lm_head_bias")
-            self._embed, self._head = linear_factory.make_head(
-                embedding, weights.pop("lm_head", None), bias
+            self._head_bias = maker.vector("lm_head_bias")
+            self._embed, self._head, self._head_rows = linear_factory.make_head(
+                embedding, weights.pop("lm_head", None), self._head_bias
             )
-            if self._communicator is None and bias is None:
-                self._head_rows = linear_factory.rows_of(self._head)
+        self.has_exact_logits = self._head_rows is not None
         self._positions = maker.vector("embed_positions")
 
         def make(index: int) -> DecoderLayer:
@@ -108,7 +110,12 @@ class Decoder:
 
     def forward(self, step: Step, attention: AttentionBackend) -> Tensor:
         """Run one step → logits `[N, V]`; see `Network.forward`."""
-        return self.compute_logits(self.hidden_states(step, attention))
+        return self.forward_whole(step, attention)[1]
+
+    def forward_whole(self, step: Step, attention: AttentionBackend) -> tuple[Tensor, Tensor]:
+        """Run one step → the last hidden states `[N, H]` of its rows, and their logits."""
+        hidden = self.hidden_states(step, attention)
+        return hidden, self.compute_logits(hidden)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return the logits `[N, V]` of the last hidden states `[N, H]`."""
@@ -124,17 +131,28 @@ class Decoder:
             return logits
         return self._communicator.gather(logits, self._vocab_size)
 
-    def compute_exact_logits(self, hidden: Tensor, token_ids: Tensor) -> Tensor | None:
-        """Return the logit `[M]` of one token after each state `[M, H]`, in fp32.
+    def compute_exact_logits(
+        self, hidden: Tensor, rows: NDArray[np.int64], token_ids: NDArray[np.int64]
+    ) -> Tensor:
+        """Return the logit `[M]` of one token after each of some rows of `hidden [N, H]`, in fp32.
 
-        None if the head's weights are quantised, sharded or have a bias.
+        Each logit is a separate sum, so it does not depend on other pairs.
         """
-        if self._head_rows is None:
-            return None
-        logits = (hidden.float() * self._head_rows(token_ids).float()).sum(1)
-        logits *= self._model.logit_scale
+        pairs = (to_device(numbers, hidden.device) for numbers in (rows, token_ids))
+        parts = zip(*(torch.split(numbers, EXACT_PAIRS) for numbers in pairs), strict=True)
+        logits = torch.cat([self._exact_products(hidden[some], ids) for some, ids in parts])
+        logits = self._all_reduce(logits).mul_(self._model.logit_scale)
         softcap = self._model.logit_softcap
         return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+
+    def _exact_products(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+        """Return a token's product with each state `[M, H]`, 0 for tokens of other ranks."""
+        assert self._head_rows is not None
+        is_other, places = self._own_places(token_ids)
+        logits = (hidden.float() * self._head_rows(places).float()).sum(1)
+        if self._head_bias is not None:
+            logits += self._head_bias[places]
+        return logits if is_other is None else logits.masked_fill_(is_other, 0)
 
     def forward_layerwise(self, steps: Sequence[Step], attention: AttentionBackend) -> list[Tensor]:
         """Run steps, all of them through a layer before the next is built → logits of each.
@@ -340,13 +358,20 @@ class Decoder:
 
     def _looked_up(self, token_ids: Tensor) -> Tensor:
         """Return the rows `[T, H]` of the embedding; each row is on one rank."""
+        is_other, places = self._own_places(token_ids)
+        vectors = self._embed(places)
+        if is_other is None:
+            return vectors
+        return self._all_reduce(vectors.masked_fill_(is_other[:, None], 0))
+
+    def _own_places(self, token_ids: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Return a mask of tokens that other ranks have, if any, and the places of the others."""
         if self._communicator is None:
-            return self._embed(token_ids)
+            return None, token_ids
         own = self._communicator.shard.indices(self._vocab_size)
         places = token_ids - own.start
         is_other = (places < 0) | (places >= len(own))
-        vectors = self._embed(places.masked_fill(is_other, 0))
-        return self._communicator.all_reduce(vectors.masked_fill_(is_other[:, None], 0))
+        return is_other, places.masked_fill(is_other, 0)
 
     def _all_reduce(self, x: Tensor) -> Tensor:
         """Add up the ranks' parts of `x [T, H]` if there are several ranks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from ...kernels.layer_groups import LayerGroup, group_layers
 from ...kernels.recurrence import RecurrentShape
 from ...kernels.step import Step
 from ...scheduling.images import ImageSpec
+
+T = TypeVar("T")
 
 
 class Network(Protocol):
@@ -41,14 +43,24 @@ class Network(Protocol):
 class NetworkWithHead(Network, Protocol):
     """A network that can stop before its head: the part before it may be a CUDA graph."""
 
+    has_exact_logits: bool
+
+    def forward_whole(self, step: Step, attention: AttentionBackend) -> tuple[Tensor, Tensor]:
+        """Run one step → the last hidden states `[N, H]` and logits `[N, V]` of its rows."""
+
     def hidden_states(self, step: Step, attention: AttentionBackend) -> Tensor:
         """Run one step except for the head → the last hidden states `[N, H]` of its rows."""
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return the logits `[N, V]` of the last hidden states `[N, H]`."""
 
-    def compute_exact_logits(self, hidden: Tensor, token_ids: Tensor) -> Tensor | None:
-        """Return the logit `[M]` of one token after each state `[M, H]` in fp32, if possible."""
+    def compute_exact_logits(
+        self, hidden: Tensor, rows: NDArray[np.int64], token_ids: NDArray[np.int64]
+    ) -> Tensor:
+        """Return the logit `[M]` of one token after each of some rows of the step, in fp32.
+
+        `hidden [N, H]` are those of the last step. It requires `has_exact_logits`.
+        """
 
 
 class VisionTower(Protocol):
@@ -157,8 +169,8 @@ class LoadedModel:
         step: Step,
         attention: AttentionBackend,
         graphs: GraphLimits,
-        call: Callable[[], Tensor],
-    ) -> Tensor:
+        call: Callable[[], T],
+    ) -> T:
         """Call a step that runs in CUDA graphs; other ranks are notified first."""
         del step, attention, graphs
         return call()

@@ -71,7 +71,7 @@ class WhisperModel:
         blocks = choose_elementwise(self.dtype, self.device)
         linear_factory = choose_linear(blocks, self.device)
         maker = _LayerMaker(blocks, linear_factory, weights)
-        self._embed, self._head = linear_factory.make_head(
+        self._embed, self._head, _ = linear_factory.make_head(
             embedding, weights.pop("decoder.proj_out", None)
         )
         self._convolutions = [maker.curved(f"encoder.conv{number}") for number in (1, 2)]

@@ -13,6 +13,7 @@ from tidemill.engine.kernels.backends import choose_linear
 from tidemill.engine.kernels.cpu.linear import supports
 from tidemill.engine.kernels.elementwise import Gate
 from tidemill.engine.kernels.linear import Linear, LinearFactory, prepack
+from tidemill.engine.kernels.quantised import quantise_fp8
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -49,6 +50,23 @@ def test_it_is_the_product_of_torch(
     got = makes.make_activated(weight.to(dtype), given, "gelu")(x)
     bent = elementwise.activate(expected, "gelu")
     torch.testing.assert_close(got.double(), bent, rtol=tolerance, atol=20 * tolerance)
+
+
+def test_the_rows_of_a_head_can_be_looked_up() -> None:
+    """A head in oneDNN's layout has rows only if it is tied, since it is stored nowhere else."""
+    embedding, head = torch.randn(2, 50, 64, generator=torch.Generator().manual_seed(0)).unbind()
+    some, quantised = torch.tensor([7, 0, 49]), quantise_fp8(head)
+    makes, packs = LinearFactory(elementwise, []), LinearFactory(elementwise, [prepack])
+    for factory, own, expected in (
+        (makes, None, embedding),
+        (makes, head, head),
+        (makes, quantised, quantised.dequantised()),
+        (packs, None, embedding),
+    ):
+        *_, rows = factory.make_head(embedding, own)
+        assert rows is not None
+        assert torch.equal(rows(some), expected[some])
+    assert packs.make_head(embedding, head)[2] is None
 
 
 def test_a_kernel_with_different_results_is_not_used() -> None:

@@ -29,6 +29,7 @@ from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.loop.cuda_graphs import Capture, buckets
 from tidemill.engine.loop.device_tokens import DeviceTokens
 from tidemill.engine.loop.generation import GenerationCore
+from tidemill.engine.loop.step_logits import StepLogits
 from tidemill.engine.model.config.hf_config import read_hf_config
 from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.network.decoder import Decoder
@@ -40,6 +41,7 @@ from tidemill.engine.scheduling.table import SequenceTable
 from tidemill.protocol.errors import RequestError
 
 CPU = torch.device("cpu")
+GREEDY = Sampling(temperature=0)
 NUM_PAGES = 9
 
 
@@ -262,6 +264,44 @@ def test_a_step_of_more_pages_than_graphs_have_room_for_is_launched(
     assert requests.run(work) == expected
     assert max(packed) <= 5
     assert 0 < captures.num_replays < len(packed) < work.stats().steps
+
+
+def named(storm: Storm) -> Storm:
+    """Return a storm whose rows request the log-probabilities of some tokens."""
+    arrivals = {
+        tick: [
+            replace(one, sampling=replace(GREEDY, logprobs=0, logprob_token_ids=(5, 6, 9)))
+            for one in requests
+        ]
+        for tick, requests in storm.arrivals.items()
+    }
+    return Storm(arrivals, {})
+
+
+def named_logprobs(work: GenerationCore, requests: Storm) -> list[list[float]]:
+    """Return the log-probabilities of the named tokens after each prompt, by token."""
+    sequences = [work.add(one) for some in requests.arrivals.values() for one in some]
+    while work.step() is not None:
+        pass
+    rows = [next(iter(one.result().logprobs or ())) for one in sequences]
+    return [[logprob for _, logprob in sorted(row.top)] for row in rows]
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_named_tokens_are_scored_in_fp32_by_graphs_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps_ahead: int
+) -> None:
+    """Their differences are those of the plain loop, and finer than a bf16 logit."""
+    build("Qwen3Config").save_pretrained(tmp_path)  # type: ignore[operator]
+    model = replace(run_by_ours(tmp_path, torch.bfloat16), backend=CapturableReference)
+    expected = named_logprobs(work_over(model, None), named(storm(0)))
+    captures = CapturesByCallingAgain()
+    got = named_logprobs(work_over(model, captures, steps_ahead), named(storm(0)))
+    assert captures.num_replays > len(captures.graphs) > 0
+    assert np.diff(got) == pytest.approx(np.diff(expected), abs=1e-5)
+    monkeypatch.setattr(StepLogits, "exact", lambda *_: None)
+    rounded = named_logprobs(work_over(model, CapturesByCallingAgain()), named(storm(0)))
+    assert np.abs(np.diff(rounded) - np.diff(expected)).max() > 1e-4
 
 
 @pytest.mark.parametrize("is_graphed", [False, True])

@@ -7,6 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ from tidemill.engine.model import native
 from tidemill.engine.model.adapters.loading import read_adapters
 from tidemill.engine.model.config.hf_config import read_hf_config
 from tidemill.engine.model.families.registry import architecture_of
+from tidemill.engine.model.network import decoder
+from tidemill.engine.model.network.decoder import Decoder
 from tidemill.engine.model.parity.logits import chunked_logits, parity_tokens
 from tidemill.engine.model.tensor_parallel import check_tensor_parallel_size
 from tidemill.engine.model.weights.checkpoint import Checkpoint, find_checkpoint
@@ -79,6 +82,37 @@ def test_shares_come_to_the_logits_of_the_whole(tmp_path: Path, name: str, size:
     expected = logits_of(model)
     got, *_ = together(size, partial(logits_of, model))
     torch.testing.assert_close(got, expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("name", ["Qwen3Config", "Llama, biased and tied", "PhiConfig"])
+@torch.inference_mode()
+def test_named_logits_are_those_of_an_fp32_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, size: int
+) -> None:
+    """The bf16 heads are tied, have a bias, and are shared; pairs come in tiles."""
+    build(name).to(torch.bfloat16).save_pretrained(tmp_path)  # type: ignore[operator]
+    hf_config = read_hf_config(str(tmp_path))
+    model = find_checkpoint(str(tmp_path)), hf_config, architecture_of(hf_config)
+    monkeypatch.setattr(decoder, "EXACT_PAIRS", 5)
+    rows, token_ids = np.arange(12) % 7, np.arange(12) * 29
+    hidden = torch.randn(7, model[2].hidden_size, generator=torch.Generator().manual_seed(0))
+    hidden = hidden.to(torch.bfloat16)
+
+    def network_of(communicator: Communicator, dtype: torch.dtype) -> Decoder:
+        network = native.load_shard(*model, dtype, CPU, communicator=communicator).network
+        assert isinstance(network, Decoder)
+        return network
+
+    expected = network_of(SINGLE_RANK, torch.float32).compute_logits(hidden.float())
+    shares = together(
+        size,
+        lambda group: network_of(group, torch.bfloat16).compute_exact_logits(
+            hidden, rows, token_ids
+        ),
+    )
+    for got in shares:
+        torch.testing.assert_close(got, expected[rows, token_ids], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

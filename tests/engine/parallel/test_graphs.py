@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from tests.engine.families import build
 from tests.engine.loop.test_cuda_graphs import (
     CapturableReference,
     CapturesByCallingAgain,
+    named,
+    named_logprobs,
     storm,
     work_over,
 )
@@ -27,6 +30,7 @@ from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import RankFailed
 from tidemill.engine.kernels.communicator import Shard
 from tidemill.engine.loop.cuda_graphs import Capture, Graph
+from tidemill.engine.loop.step_logits import StepLogits
 from tidemill.engine.model import native
 from tidemill.engine.model.config.hf_config import read_hf_config
 from tidemill.engine.model.families.registry import architecture_of
@@ -90,7 +94,9 @@ class ThreadRankProcess:
 
 
 @contextmanager
-def led(folder: Path, captures: Capture) -> Iterator[LoadedModel]:
+def led(
+    folder: Path, captures: Capture, dtype: torch.dtype = torch.float32
+) -> Iterator[LoadedModel]:
     """Yield a model that two threads share; the second one uses these captures."""
     board = Board(2)
     with pytest.MonkeyPatch.context() as patch:
@@ -103,7 +109,7 @@ def led(folder: Path, captures: Capture) -> Iterator[LoadedModel]:
         description = read_hf_config(str(folder))
         parts = find_checkpoint(str(folder)), description, architecture_of(description)
         with closing(leader):
-            model = native.load(*parts, torch.float32, CPU, leader=leader)
+            model = native.load(*parts, dtype, CPU, leader=leader)
             yield replace(model, hidden_size=2**15, max_intermediate_size=2**15)
 
 
@@ -127,6 +133,19 @@ def test_rows_are_those_of_the_plain_loop(tmp_path: Path, seed: int) -> None:
         assert storm(seed).run(work) == expected
     assert captures.num_replays == others.num_replays > len(captures.graphs) > 1
     assert work.stats().preemptions > 0
+
+
+def test_ranks_score_named_tokens_in_fp32(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank adds the logits of the tokens in its shard, in graphs and outside of them."""
+    captures = CapturesByCallingAgain()
+    with led(folder, captures, torch.bfloat16) as model:
+        plain = named_logprobs(work_over(model, None), named(storm(0)))
+        graphed = named_logprobs(work_over(model, captures), named(storm(0)))
+        monkeypatch.setattr(StepLogits, "exact", lambda *_: None)
+        rounded = named_logprobs(work_over(model, None), named(storm(0)))
+    assert captures.num_replays > 0
+    assert np.diff(graphed) == pytest.approx(np.diff(plain), abs=1e-5)
+    assert 1e-4 < np.abs(np.diff(rounded) - np.diff(plain)).max() < 0.1
 
 
 def test_steps_that_no_rank_captures_are_launched(folder: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_tied_head_and_its_embedding_share_one_memory(
     factory = choose_linear(reference, torch.device("cpu"))
     weight = random(100, 64, seed=0, dtype=dtype)
     expected, kept = weight[:7].clone(), ref(weight)
-    embed, _head = factory.make_head(weight, weight.clone() if has_own_head else None)
+    embed, *_ = factory.make_head(weight, weight.clone() if has_own_head else None)
     del weight
     assert (kept() is not None) == has_own_head
     assert torch.equal(embed(torch.arange(7)), expected)

@@ -61,7 +61,10 @@ def settings(folder: Path, **others: Any) -> EngineConfig:
 def test_read_weights_are_the_dequantised_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, *, keeps: bool
 ) -> None:
-    """Merged weights agree bit by bit in fp32; devices with such products keep them quantised."""
+    """Merged weights agree bit by bit in fp32; devices with such products keep them quantised.
+
+    Single rows agree, too.
+    """
     monkeypatch.setattr(loading, "has_quantised_linear", lambda *_: keeps)
     meant = save(form, tmp_path)
     hf_config = read_hf_config(str(tmp_path))
@@ -72,6 +75,10 @@ def test_read_weights_are_the_dequantised_numbers(
         got = as_tensor(weights[weight.role])
         for part in weight.parts:
             assert torch.equal(part.place(got), meant[part.key].float()), part.key
+    some = torch.tensor([5, 0, 5])
+    for matrix in weights.values():
+        if isinstance(matrix, Quantised):
+            assert torch.equal(matrix.rows(some), matrix.dequantised()[some])
     # The last layer's values are not quantised, so neither are the merged ones.
     kept = {role for role, weight in weights.items() if isinstance(weight, Quantised)}
     made = {
