@@ -112,6 +112,7 @@ class TidemillObject(BaseModel):
     `audio_seconds` is the length of the transcribed audio.
     `reused_rows` are completed rows that an earlier batch computed: `usage` excludes their
     tokens. `truncated_rows` are completed rows whose answer reached its token limit.
+    `escalated_rows` are left to the model `escalate`, or answered by it.
     `table_url` is the URL of the output table if the input is a table, and `table_file_id`
     its file ID. `questions` are the distributions of the answers in it.
     `unknown_parameters` lists the most frequent ones, which are ignored.
@@ -129,6 +130,8 @@ class TidemillObject(BaseModel):
     audio_seconds: float
     reused_rows: int
     truncated_rows: int
+    escalate: str | None
+    escalated_rows: int
     unknown_parameters: list[UnknownParameterObject]
     table_file_id: str | None
     table_url: str | None
@@ -282,6 +285,8 @@ def _tidemill_object(
         audio_seconds=round(done.audio_seconds, 3),
         reused_rows=done.reused,
         truncated_rows=done.truncated,
+        escalate=None if batch.escalation is None else batch.escalation.name,
+        escalated_rows=done.escalated,
         unknown_parameters=[_unknown(each) for each in batch.unknown_parameters[:max_errors]],
         table_file_id=batch.table_file_id,
         table_url=_table_url(batch),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from email.errors import MessageError
 from email.header import decode_header, make_header
 from types import MappingProxyType
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeGuard
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -65,7 +65,15 @@ _MAX_NAME_BYTES = len(S3) + 63 + 1 + MAX_KEY_BYTES  # 63 for the bucket's name
 _MAX_COST = 10**9
 _URL_CHARS = re.compile(r"[!-\[\]-~]+", re.ASCII)  # printable, no space and no backslash
 _URLS = ("output_url", "error_url", "webhook_url")
-_NAMES = ("completion_window", *_URLS, "on_invalid_line", "max_cost", "strict_parameters")
+_NUMBERS = ("max_cost", "escalate_below")
+_NAMES = (
+    "completion_window",
+    *_URLS,
+    "on_invalid_line",
+    *_NUMBERS,
+    "strict_parameters",
+    "escalate",
+)
 _BOOLEANS: Mapping[str, bool] = MappingProxyType({"true": True, "false": False})
 
 _Url = Annotated[
@@ -139,6 +147,17 @@ class BatchRequest(BaseModel):
         bool | None,
         Field(description="Reject a file whose lines have unknown parameters."),
     ] = None
+    escalate: Annotated[
+        str | None,
+        Field(description="Decide rows with an answer of a low confidence again with this model."),
+    ] = None
+    escalate_below: Annotated[
+        float | None,
+        Field(
+            description="Escalate rows with an answer whose confidence is lower than this.",
+            json_schema_extra={"exclusiveMinimum": 0, "maximum": 1},
+        ),
+    ] = None
     idempotency_key: Annotated[
         str | None,
         Field(
@@ -199,8 +218,9 @@ def parse_options(
     requested = {name: values.pop(spelled, None) for name, spelled in names.items()}
     if requested["completion_window"] is None:
         requested["completion_window"] = default_window
-    with suppress(TypeError, ValueError):
-        requested["max_cost"] = float(requested["max_cost"])
+    for name in _NUMBERS:
+        with suppress(TypeError, ValueError):
+            requested[name] = float(requested[name])
     is_strict = requested["strict_parameters"]
     if is_strict is not None:
         requested["strict_parameters"] = _BOOLEANS.get(is_strict.lower(), is_strict)
@@ -282,7 +302,28 @@ def _check(requested: Mapping[str, Any], names: Mapping[str, str], metadata: obj
         strict_parameters=_check_boolean(
             requested["strict_parameters"], names["strict_parameters"]
         ),
+        **_check_escalation(requested, names),
     )
+
+
+def is_share(value: object) -> TypeGuard[float]:
+    """Return whether a value is a number above 0 and at most 1."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
+
+
+def _check_escalation(requested: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    model, below = requested["escalate"], requested["escalate_below"]
+    param = names["escalate"]
+    if model is None and below is None:
+        return {}
+    if not (isinstance(model, str) and model):
+        words = f"`{param}` must be the name of the model that decides escalated rows."
+        raise InvalidOption(words, param=param)
+    if not is_share(below):
+        param = names["escalate_below"]
+        words = f"`{param}` must be above 0 and at most 1 for `{names['escalate']}`"
+        raise InvalidOption(f"{words}; got {excerpt(below)}.", param=param)
+    return {"escalate": model, "escalate_below": float(below)}
 
 
 def _check_cost(value: Any, param: str) -> float | None:

@@ -49,7 +49,8 @@ class Options:
     No line starts once the GPU time has cost `max_cost`, in the deployment's currency.
     Result files expire `output_expires_seconds` after their creation, if that is set.
     With `strict_parameters` a file with unknown parameters is rejected. `recipe` has the keys of a
-    table's recipe from the user metadata of an upload, as text.
+    table's recipe from the user metadata of an upload, as text. The model `escalate` answers rows
+    with an answer whose confidence is lower than `escalate_below`.
     """
 
     completion_window: str = "24h"
@@ -62,6 +63,20 @@ class Options:
     max_cost: float | None = None
     strict_parameters: bool = False
     recipe: dict[str, str] = field(default_factory=dict)
+    escalate: str | None = None
+    escalate_below: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Escalation:
+    """The second model of a batch: it answers the rows whose confidence is lower than `below`.
+
+    `name` is its name in requests, `model` the model whose workers run them.
+    """
+
+    name: str
+    model: str
+    below: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +96,8 @@ class Progress:
     Only durable rows count, and expected tokens are intake's estimate for them. `reused` rows are
     among the completed ones and cost no tokens or time. The rates are recent ones, of generated
     tokens unless named otherwise; a sum adds them up.
-    `truncated` rows are completed ones whose answer reached its token limit.
+    `truncated` rows are completed ones whose answer reached its token limit. `escalated` rows are
+    left to a second model, or answered by it; its GPU time is part of `gpu_seconds`.
     """
 
     completed: int = 0
@@ -100,6 +116,8 @@ class Progress:
     expected_output_tokens: int = 0
     reused: int = 0
     truncated: int = 0
+    escalated: int = 0
+    escalated_gpu_seconds: float = 0.0
 
     def __add__(self, other: Progress) -> Progress:
         """Return the sum, field by field."""
@@ -200,7 +218,7 @@ class Batch:
     `ended_at` is the chosen end. `seen` is what the reaper saw, and `seen_at` since when
     it is unchanged. From `expires` on the table may delete it, long after `expires_at`; None means
     never, also for everything that belongs to a batch. From `erasing_at` on clients see only its
-    tombstone, and at `erased_at` nothing else is left.
+    tombstone, and at `erased_at` nothing else is left. `escalation` names a second model, if any.
     """
 
     id: str
@@ -265,6 +283,13 @@ class Batch:
     seen_at: int | None = None
     expires: int | None = None
     created_ns: int | None = None
+    escalation: Escalation | None = None
+
+    def model_of(self, *, is_escalated: bool) -> str:
+        """Return the model whose workers run its shards: the first one's, or the escalated ones."""
+        if is_escalated and self.escalation is not None:
+            return self.escalation.model
+        return self.model or ""
 
     @property
     def is_terminal(self) -> bool:
@@ -356,7 +381,8 @@ class Shard:
     lines that are not blank, and `expected` has their tokens. `attempts` counts claims since rows
     were last made durable. `suspects` are groups of lines that ran when an engine died,
     `quarantined` those that killed it again alone. `output_sizes` and `error_sizes` are the sizes
-    of the segments sealed under `fence`. `abandoned` is why the remaining lines were given up.
+    of the segments sealed under `fence`. `abandoned` is why the remaining lines were given up. A
+    shard that `is_escalated` waits for the batch's second model, or is run by it.
     """
 
     batch_id: str
@@ -378,6 +404,7 @@ class Shard:
     abandoned: str | None = None
     expires: int | None = None
     expected: ExpectedTokens = NO_TOKENS
+    is_escalated: bool = False
 
     def is_leased(self, now: float) -> bool:
         """Say whether a worker holds its lease."""

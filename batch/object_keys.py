@@ -210,6 +210,16 @@ def part_key(batch_id: str, shard: int, fence: int, number: int) -> str:
     return f"{part_prefix(batch_id, shard)}{fence:06}-{number:06}"
 
 
+def draft_prefix(batch_id: str, shard: int) -> str:
+    """Return the prefix of a shard's drafts: parts with rows that a second model may replace."""
+    return f"{shard_prefix(batch_id, shard)}draft-"
+
+
+def draft_key(batch_id: str, shard: int, fence: int, number: int) -> str:
+    """Return the key of a draft, as `part_key` does."""
+    return f"{draft_prefix(batch_id, shard)}{fence:06}-{number:06}"
+
+
 def segment_key(batch_id: str, shard: int, fence: int, kind: str, number: int) -> str:
     """Return the key of a sealed segment; `kind` is `output` or `errors`, `number` from 0."""
     return f"{shard_prefix(batch_id, shard)}{kind}-{fence:06}-{number:04}"

@@ -33,7 +33,8 @@ _Count = Annotated[int, Field(ge=0)]
 class FinishedRow(NamedTuple):
     """The row of one line, newline included, and its usage: zero if it was reused.
 
-    Expected tokens are not stored in parts: the shard has their sum.
+    Expected tokens are not stored in parts: the shard has their sum. The batch's second model may
+    replace a draft.
     """
 
     line: int
@@ -42,6 +43,7 @@ class FinishedRow(NamedTuple):
     usage: Usage = Usage()
     expected: ExpectedTokens = NO_TOKENS
     is_reused: bool = False
+    is_draft: bool = False
 
 
 class Slice(NamedTuple):
@@ -208,16 +210,27 @@ class PartIndex:
         """The numbers of the lines that have a durable row."""
         return frozenset(self._places)
 
-    def progress(self) -> Progress:
-        """Return the sums over the rows, without time and rates."""
+    @property
+    def usage(self) -> Usage:
+        """The usage of all rows."""
+        return self._usage
+
+    def progress(self, drafts: PartIndex | None = None) -> Progress:
+        """Return the sums over the rows, without time and rates; drafts add only their tokens."""
         failed = len(self._places) - self._completed
         return Progress(
             self._completed,
             failed,
-            **asdict(self._usage),
+            **asdict(self._usage if drafts is None else self._usage + drafts.usage),
             reused=self._reused,
             truncated=self._truncated,
+            escalated=0 if drafts is None else len(drafts),
         )
+
+    def add_drafts(self, drafts: PartIndex) -> None:
+        """Add the drafts of the lines without a row; their tokens are counted as drafts' tokens."""
+        for key, place in drafts._places.values():
+            self.add(key, [place._replace(usage=Usage())])
 
     def computed(self) -> dict[str, list[RowPlace]]:
         """Return the places of successes that this shard computed, by part."""

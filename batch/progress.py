@@ -26,6 +26,7 @@ class LiveShard:
     lease_until: float
     progress: Progress
     is_given_up: bool = False
+    is_escalated: bool = False
 
     def is_leased(self, now: float) -> bool:
         """Say whether a worker holds its lease."""

@@ -20,6 +20,7 @@ from pydantic import (
 from tidemill.batch.batch_request import DEFAULT_WINDOW, window_seconds
 from tidemill.batch.errors import InvalidOption
 from tidemill.batch.intake_progress import RANGE_BYTES
+from tidemill.batch.model import Batch, Progress
 from tidemill.batch.object_keys import DROP_TENANT, tenant_of_drop
 from tidemill.batch.shard_cutter import MAX_SHARD_BYTES, MAX_SHARD_LINES, ShardLimits
 
@@ -120,6 +121,15 @@ class Settings(BaseModel):
     def gpu_hour_price(self, model: str | None) -> float | None:
         """Return the price of a GPU-hour of a model's workers; None if unknown."""
         return None if model is None else self.gpu_hour_prices.get(model)
+
+    def gpu_hour_price_of(self, batch: Batch, done: Progress) -> float | None:
+        """Return the mean price of the GPU time of a batch, which may have used two models."""
+        price = self.gpu_hour_price(batch.model)
+        if batch.escalation is None or not done.escalated_gpu_seconds or price is None:
+            return price
+        second = self.gpu_hour_price(batch.escalation.model)
+        share = done.escalated_gpu_seconds / max(done.gpu_seconds, done.escalated_gpu_seconds)
+        return None if second is None else price + share * (second - price)
 
     def tenant_of_drop(self, key: str) -> str:
         """Return the tenant of an upload to the bucket, from its key."""

@@ -48,6 +48,7 @@ RECIPE_KEYS: Final = (
     *("url", "prompt", "system", "id", "keep", "params", "output", "vectors", "confidence"),
     *("ask", "questions", "labels", "question_layout", "permutations"),
     *("calibrate", "prior", "gold", "calibration"),
+    *("escalate", "escalate_below"),
     *(name for name in PROMPT_FIELDS if name != "prompt"),
 )
 """Keys of a recipe: its own, and the body fields with templates."""
@@ -58,7 +59,7 @@ QUESTIONS: Final = ("ask", "questions", "labels")
 
 CALIBRATION: Final = ("calibrate", "prior", "gold", "calibration")
 CASCADE: Final = ("escalate", "escalate_below", "target_accuracy")
-"""Flags of `tidemill run` that are not keys of a recipe."""
+"""Keys of a cascade; the last one is only a flag of `tidemill run`."""
 
 MAX_DEPTH: Final = 64
 """Nesting limit of a recipe's values; a JSON schema needs two or three levels per value."""
@@ -99,6 +100,9 @@ class Recipe:
     question_layout: Layout = TABLE_LAYOUT
     permutations: int = 1
     calibration: CalibrationPlan | None = None
+    escalate: str | None = None
+    escalate_below: float = 0.0
+    """The second model, for rows with an answer whose confidence is lower; None without one."""
     has_models: bool = False
     """Whether the output names the model of each row, because a run has two."""
     flags: frozenset[str] | None = None
@@ -139,11 +143,19 @@ class Recipe:
         return value if isinstance(value, Mapping) and self.num_choices == 1 else {}
 
 
-def parse_recipe(given: Mapping[str, Any]) -> Recipe:
-    """Return the recipe from a TOML document's keys; raises RecipeError for an invalid one."""
+def parse_recipe(given: Mapping[str, Any], *, may_escalate: bool = False) -> Recipe:
+    """Return the recipe from a TOML document's keys; raises RecipeError for an invalid one.
+
+    A caller that has one model may not escalate.
+    """
     _check_values(given)
     _check_keys(given)
     questions = questions_of(given)
+    cascade: dict[str, Any] = {}
+    if not given.keys().isdisjoint(CASCADE):
+        from .cascade_keys import cascade_of  # late: few recipes have a second model
+
+        cascade = cascade_of(given, questions, may_escalate=may_escalate)
     url = _text(given, "url") or (DECISIONS if questions else CHAT_COMPLETIONS).name
     route = find_route(url)
     if route is None:
@@ -170,6 +182,7 @@ def parse_recipe(given: Mapping[str, Any]) -> Recipe:
         questions,
         checked_layout(given),
         checked_permutations(given),
+        **cascade,
     )
     return recipe if given.keys().isdisjoint(CALIBRATION) else calibrated_recipe(recipe, given)
 
@@ -306,12 +319,7 @@ def _too_deep() -> RecipeError:
 
 def _check_keys(keys: Mapping[str, Any]) -> None:
     for key in keys:
-        if key in CASCADE:
-            raise RecipeError(
-                f"`{key}` is not supported in recipes: pass --escalate to `tidemill run`, because "
-                "a deployment runs one model"
-            )
-        if key not in RECIPE_KEYS:
+        if key not in {*RECIPE_KEYS, *CASCADE}:
             hint = suggestion(key, RECIPE_KEYS) or (
                 "; put parameters of the request into `params`, and templates into "
                 f"{', '.join(PROMPT_FIELDS)}"

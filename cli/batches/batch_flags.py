@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 WINDOW, ON_INVALID_LINE = "completion_window", "on_invalid_line"
 NAMES = (
     *(WINDOW, ON_INVALID_LINE, "strict_parameters"),
-    *("output_url", "error_url", "webhook_url", "max_cost"),
+    *("output_url", "error_url", "webhook_url", "max_cost", "escalate", "escalate_below"),
 )
 """The options' names in the API; S3 metadata has dashes instead of underscores."""
 
@@ -56,6 +56,18 @@ def add_batch_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="AMOUNT",
         help="limit the cost of its GPU time; requests that have not run by then get an error row",
+    )
+    add(
+        "--escalate",
+        metavar="MODEL",
+        help="decide rows with an answer of a low confidence again with this model of the "
+        "deployment",
+    )
+    add(
+        "--escalate-below",
+        type=float,
+        metavar="P",
+        help="escalate rows with an answer whose confidence is lower than P",
     )
     add("--output-url", metavar="URL", help="also PUT the successful rows to this https URL")
     add("--error-url", metavar="URL", help="also PUT the failed rows to this https URL")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
+from typing import Any
 
 from tidemill.offline.arguments.dataset_id import add_dataset_flags
 from tidemill.offline.arguments.recipe_flags import add_recipe_flags, has_recipe
+from tidemill.offline.console.errors import Refused
 from tidemill.offline.console.signals import StopSignals
-from tidemill.offline.files.table_options import table_options
+from tidemill.offline.files.table_options import TableOptions, table_options
 
 from ..api.server import BASE_URL, add_server_flags, server_of
 from ..batches.batch_flags import add_input_flags, file_of, options_of
@@ -71,6 +74,7 @@ def command(arguments: argparse.Namespace) -> int:
     table = table_options(arguments, file, arguments.output_file, is_written=arguments.wait)
     if table is not None:
         name_fetched_rows(arguments, table)
+        table = _with_escalation(table, fields)
     targets = targets_if_waited(arguments, file)
     server = None
     if not arguments.dry_run or arguments.base_url or os.environ.get(BASE_URL):
@@ -90,3 +94,23 @@ def command(arguments: argparse.Namespace) -> int:
 
             make_table(table, requests)
         return status
+
+
+def _with_escalation(table: TableOptions, fields: dict[str, Any]) -> TableOptions:
+    """Add the recipe's second model to the batch's fields, and the model of each row to the table.
+
+    Raises Refused for a recipe that is unsuitable for two models.
+    """
+    recipe = table.recipe
+    if recipe.escalate is not None and "escalate" not in fields:
+        fields |= {"escalate": recipe.escalate, "escalate_below": recipe.escalate_below}
+    if "escalate" not in fields:
+        return table
+    from tidemill.batch.table.cascade_keys import check_cascade
+    from tidemill.batch.table.errors import RecipeError
+
+    try:
+        check_cascade(recipe.questions, None if recipe.calibration is None else "calibrate")
+    except RecipeError as exc:
+        raise Refused(f"the recipe is not valid: {exc}") from exc
+    return replace(table, recipe=replace(recipe, has_models=True))

@@ -9,7 +9,14 @@ from typing import IO, Any, NamedTuple
 
 from tidemill.batch.errors import BadPart
 from tidemill.batch.model import Shard, Source
-from tidemill.batch.object_keys import part_key, part_prefix, seal_key, segment_key
+from tidemill.batch.object_keys import (
+    draft_key,
+    draft_prefix,
+    part_key,
+    part_prefix,
+    seal_key,
+    segment_key,
+)
 from tidemill.batch.parts import (
     PartIndex,
     RowPlace,
@@ -307,21 +314,30 @@ class Bucket:
 
     # Parts of a shard
 
-    def put_part(self, shard: Shard, number: int, data: bytes) -> Operation[str]:
-        """Store rows as the `number`th part of the shard's owner; return its key."""
-        key = part_key(shard.batch_id, shard.number, shard.fence, number)
+    def put_part(
+        self, shard: Shard, number: int, data: bytes, *, is_draft: bool = False
+    ) -> Operation[str]:
+        """Store rows as the `number`th part, or draft, of the shard's owner; return its key."""
+        key_of = draft_key if is_draft else part_key
+        key = key_of(shard.batch_id, shard.number, shard.fence, number)
         yield from self.put(key, data)
         return key
 
     def index_parts(
-        self, batch_id: str, shard: int, *, left_out: Callable[[str, str], None]
+        self,
+        batch_id: str,
+        shard: int,
+        *,
+        left_out: Callable[[str, str], None],
+        are_drafts: bool = False,
     ) -> Operation[PartIndex]:
-        """Read the header of every part of a shard and return which lines have a row.
+        """Read the header of every part, or draft, of a shard and return which lines have a row.
 
         An unreadable part counts as missing; `left_out` is called with its key and the reason.
         """
         index = PartIndex()
-        keys = yield from self.list_keys(part_prefix(batch_id, shard))
+        prefix_of = draft_prefix if are_drafts else part_prefix
+        keys = yield from self.list_keys(prefix_of(batch_id, shard))
         for key in keys:
             try:
                 index.add(key, (yield from self.read_head(key)))

@@ -168,9 +168,12 @@ def _sent_at(message: Mapping[str, Any]) -> float | None:
     return None if milliseconds is None else int(milliseconds) / 1000
 
 
-def shard_message(batch_id: str, shard: int) -> dict[str, object]:
-    """Return the message that announces a shard."""
-    return {"batch_id": batch_id, "shard": shard}
+def shard_message(batch_id: str, shard: int, *, is_escalated: bool = False) -> dict[str, object]:
+    """Return the message that announces a shard to the workers of its model.
+
+    An escalated shard has another key, so that workers of an earlier version ignore it.
+    """
+    return {"batch_id": batch_id, "escalated_shard" if is_escalated else "shard": shard}
 
 
 def advance_message(batch_id: str) -> dict[str, object]:

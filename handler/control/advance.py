@@ -125,7 +125,8 @@ def _cost_error(aws: Aws, deployment: Deployment, batch: Batch, now: float) -> B
     if batch.options.max_cost is None:
         return None
     progress = aws.run(deployment.table.get_shard_progress(batch)).progress(now)
-    if not is_over_cost(batch, progress, deployment.settings.gpu_hour_price(batch.model)):
+    price = deployment.settings.gpu_hour_price_of(batch, progress)
+    if not is_over_cost(batch, progress, price):
         return None
     words = f"The GPU time of the batch has reached its `max_cost` of {batch.options.max_cost:,g}."
     return BatchError(MAX_COST_REACHED, f"{words} Finished rows are in the output.", "max_cost")

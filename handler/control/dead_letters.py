@@ -46,7 +46,10 @@ FOUND_PATIENCE_SECONDS = EVERY_SECONDS
 def handle_dead_letter(deployment: Deployment, body: str, now: int) -> Operation[None]:
     """Handle one dead letter: resend its message if that may help, else fail its shard or batch."""
     match parse_message(body):
-        case {"batch_id": str(batch_id), "shard": int(number)}:
+        case {"batch_id": str(batch_id), "shard": int(number)} | {
+            "batch_id": str(batch_id),
+            "escalated_shard": int(number),
+        }:
             yield from _handle_shard(deployment, batch_id, number, now)
             return
     for request in parse_control(body):
@@ -92,12 +95,13 @@ def _handle_shard(deployment: Deployment, batch_id: str, number: int, now: int) 
     ):
         logger.info("dead letter dropped", batch_id=batch_id, shard=number)
         return
-    queue = deployment.work.get(batch.model or "")
+    queue = deployment.work.get(batch.model_of(is_escalated=shard.is_escalated))
     if is_hopeless(deployment, shard):
         yield from give_up_shard(deployment, batch, number, shard.attempts)
     elif not shard.abandoned and queue is not None:
         logger.warning("rung again", batch_id=batch_id, shards=[number])
-        yield from queue.send(shard_message(batch_id, number), group=batch.tenant)
+        message = shard_message(batch_id, number, is_escalated=shard.is_escalated)
+        yield from queue.send(message, group=batch.tenant)
         return
     yield from deployment.control.send(advance_message(batch_id), group=batch.tenant)
 

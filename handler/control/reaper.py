@@ -140,7 +140,8 @@ def read_round(aws: Aws, deployment: Deployment, seen: Sequence[OpenBatch], now:
     """Read the pause of each tenant and the depth of each queue that these batches need."""
     running = [each.batch for each in seen if each.batch is not None and each.shards is not None]
     tenants = sorted({batch.tenant for batch in running})
-    models = sorted({_model_that_waits(each, now) for each in seen} & deployment.work.keys())
+    waiting = {model for each in seen for model in _models_that_wait(each, now)}
+    models = sorted(waiting & deployment.work.keys())
     limits = deployment.limits
     pauses = aws.run_all(_attempt("pause", limits.find_pause(each, now)) for each in tenants)
     depths = aws.run_all(_attempt("depth", deployment.work[each].count()) for each in models)
@@ -151,13 +152,13 @@ def read_round(aws: Aws, deployment: Deployment, seen: Sequence[OpenBatch], now:
     )
 
 
-def _model_that_waits(found: OpenBatch, now: int) -> str:
-    """Return the model of a batch with shards that no worker holds, else an empty string."""
+def _models_that_wait(found: OpenBatch, now: int) -> list[str]:
+    """Return the models of a batch with shards that no worker holds; none without such shards."""
     batch, shards = found.batch, found.shards
     if batch is None or shards is None:
-        return ""
+        return []
     has_waiting = batch.shards_left - shards.num_done > len(shards.leased(now))
-    return (batch.model or "") if has_waiting else ""
+    return [batch.model_of(is_escalated=each) for each in (False, True)] if has_waiting else []
 
 
 def _attempt(what: str, operation: Operation[T]) -> Operation[tuple[T] | None]:
@@ -171,12 +172,12 @@ def _attempt(what: str, operation: Operation[T]) -> Operation[tuple[T] | None]:
 
 def open_work_of(deployment: Deployment, seen: Iterable[OpenBatch], this: Round) -> list[OpenWork]:
     """Return the open work of those batches whose shards are not paused."""
-    found = (
-        work_of(deployment, each, this.pauses[each.batch.tenant], this.now)
+    return [
+        work
         for each in seen
         if each.batch is not None and each.batch.tenant in this.pauses
-    )
-    return [work for work in found if work is not None]
+        for work in work_of(deployment, each, this.pauses[each.batch.tenant], this.now)
+    ]
 
 
 def _scale_workers(
@@ -268,8 +269,9 @@ def _mend_running(
     deployment: Deployment, batch: Batch, standing: ShardProgress, this: Round
 ) -> Operation[None]:
     """Check the shards of a batch, and record whether it is paused."""
-    now, price = this.now, deployment.settings.gpu_hour_price(batch.model)
-    if standing.num_done >= batch.shards_left or is_over_cost(batch, standing.progress(now), price):
+    now, progress = this.now, standing.progress(this.now)
+    price = deployment.settings.gpu_hour_price_of(batch, progress)
+    if standing.num_done >= batch.shards_left or is_over_cost(batch, progress, price):
         yield from _send_advance(deployment, batch, "end of work")
         return
     if batch.tenant not in this.pauses:
@@ -308,25 +310,35 @@ def _resend_lost(
     others = {shard.number for shard in standing.leased(now)} | given_up
     num_left = batch.shards_left - standing.num_done
     num_claims = sum(shard.fence for shard in standing.live)
-    num_rows = standing.progress(now).num_rows
+    progress = standing.progress(now)
+    num_rows = progress.num_rows + progress.escalated
     mark = f"{num_left} shards left, {num_claims} claims, {num_rows} rows"
     is_stuck = yield from _is_stuck(deployment, batch, mark, now)
-    num_waiting = num_left - len(others)
-    queue = deployment.work.get(batch.model or "")
-    if num_waiting <= 0:
-        return
-    if queue is None:
-        logger.error("model has no queue", batch_id=batch.id, model=batch.model)
-        return
-    is_empty = this.depths.get(batch.model or "") == 0
-    if not (is_empty or is_stuck):
-        return
-    # In a long queue a batch looks stuck for hours: few messages are sent, or copies pile up.
-    limit = min(num_waiting, _MAX_RESENT_TO_EMPTY if is_empty else _MAX_RESENT)
-    numbers = yield from deployment.table.list_waiting(batch.id, others, limit)
-    for messages in message_batches(shard_message(batch.id, number) for number in numbers):
-        yield from queue.send_all(messages, group=batch.tenant)
-    logger.warning("rung again", batch_id=batch.id, shards=numbers[:100])
+    escalated = [
+        shard.number for shard in standing.live if shard.is_escalated and shard.number not in others
+    ]
+    num_waiting = {True: len(escalated), False: num_left - len(others) - len(escalated)}
+    for is_escalated, count in num_waiting.items():
+        model = batch.model_of(is_escalated=is_escalated)
+        queue, is_empty = deployment.work.get(model), this.depths.get(model) == 0
+        if count <= 0:
+            continue
+        if queue is None:
+            logger.error("model has no queue", batch_id=batch.id, model=model)
+            continue
+        if not (is_empty or is_stuck):
+            continue
+        # In a long queue a batch looks stuck for hours: few messages are sent, or copies pile up.
+        limit = min(count, _MAX_RESENT_TO_EMPTY if is_empty else _MAX_RESENT)
+        numbers = escalated[:limit]
+        if not is_escalated:
+            others |= {*escalated}
+            numbers = yield from deployment.table.list_waiting(batch.id, others, limit)
+        for messages in message_batches(
+            shard_message(batch.id, number, is_escalated=is_escalated) for number in numbers
+        ):
+            yield from queue.send_all(messages, group=batch.tenant)
+        logger.warning("rung again", batch_id=batch.id, shards=numbers[:100])
 
 
 def is_hopeless(deployment: Deployment, shard: Shard) -> bool:

@@ -169,7 +169,10 @@ def _close(
     except ConditionFailed as exc:
         return exc.item is not None and exc.item["status"] == ShardStatus.DONE
     index = _index_parts(aws, deployment, mine)
-    progress = index.progress()
+    drafts = _index_parts(aws, deployment, mine, are_drafts=True) if batch.escalation else None
+    if drafts is not None:  # the first model's answers stand where the second one's are missing
+        index.add_drafts(drafts)
+    progress = index.progress(drafts)
     mine, num_failures = _fill(aws, deployment, batch, mine, index)
     seal = index.seal()
     aws.run(deployment.bucket.put_segments(mine, seal))
@@ -177,6 +180,7 @@ def _close(
         progress,
         failed=progress.failed + num_failures,
         gpu_seconds=mine.progress.gpu_seconds,
+        escalated_gpu_seconds=mine.progress.escalated_gpu_seconds,
     )
     try:
         aws.run(
@@ -201,11 +205,17 @@ def _close(
     return True
 
 
-def _index_parts(aws: Aws, deployment: Deployment, shard: Shard) -> PartIndex:
+def _index_parts(
+    aws: Aws, deployment: Deployment, shard: Shard, *, are_drafts: bool = False
+) -> PartIndex:
     def left_out(key: str, reason: str) -> None:
         logger.error("part unreadable", batch_id=shard.batch_id, key=key, reason=reason)
 
-    return aws.run(deployment.bucket.index_parts(shard.batch_id, shard.number, left_out=left_out))
+    return aws.run(
+        deployment.bucket.index_parts(
+            shard.batch_id, shard.number, left_out=left_out, are_drafts=are_drafts
+        )
+    )
 
 
 def _fill(

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -39,7 +40,8 @@ def table_bytes(lock: BatchLock, note: Callable[[Mapping[str, Any]], object]) ->
     batch, aws, sink = lock.batch, lock.aws, _Sink()
     assert batch.conversion is not None
     assert batch.conversion.recipe is not None
-    recipe = parse_recipe(json.loads(batch.conversion.recipe))
+    recipe = parse_recipe(json.loads(batch.conversion.recipe), may_escalate=True)
+    recipe = replace(recipe, has_models=batch.escalation is not None)
     sources = _row_sources(lock)
     with ExitStack() as stack:
 

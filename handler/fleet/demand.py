@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tidemill.batch.file.expected_tokens import NO_TOKENS
 from tidemill.batch.fleet import FleetPlan, OpenWork, WorkerRate
 from tidemill.batch.forecast import tokens_left
 from tidemill.batch.model import Batch, Progress
-from tidemill.batch.progress import LiveShard
+from tidemill.batch.progress import LiveShard, ShardProgress
 
 # Close to the end of a window, any extra worker is worth its start.
 _LAST_MINUTE_SECONDS = 60
@@ -42,6 +42,40 @@ def open_work(
         tokens_left=left.input + left.output,
         expected_work=(batch.expected - done.expected).work,
     )
+
+
+def split_work(
+    work: OpenWork, batch: Batch, shards: ShardProgress, failing: Sequence[LiveShard], now: float
+) -> list[OpenWork]:
+    """Return the open work of a cascade by model: shards of the first one, and escalated ones.
+
+    Rows are assumed to be spread evenly over the shards.
+    """
+    escalated = [shard for shard in shards.live if shard.is_escalated and shard not in failing]
+    num_first = work.num_shards - len(escalated)
+    drafted = (shard.progress for shard in shards.live if not shard.is_escalated)
+    num_read = sum(each.num_rows + each.escalated for each in drafted)
+    rows_first = max(0, round(num_first * batch.num_rows / max(1, batch.num_shards)) - num_read)
+    rows = {False: min(work.num_rows, rows_first)}
+    rows[True] = work.num_rows - rows[False]
+    numbers = {False: num_first, True: len(escalated)}
+    found = []
+    for is_escalated in (False, True):
+        running = [each for each in shards.leased(now) if each.is_escalated is is_escalated]
+        share = rows[is_escalated] / max(1, work.num_rows)
+        part = replace(
+            work,
+            model=batch.model_of(is_escalated=is_escalated),
+            num_rows=rows[is_escalated],
+            num_shards=numbers[is_escalated],
+            num_running=len(running),
+            rows_per_second=sum(shard.progress.rows_per_second for shard in running),
+            tokens_per_second=sum(shard.progress.tokens_per_second for shard in running),
+            tokens_left=round(share * work.tokens_left),
+            expected_work=0.0 if is_escalated else work.expected_work,
+        )
+        found += [part] if part.num_shards > 0 else []
+    return found
 
 
 def estimate_demand(

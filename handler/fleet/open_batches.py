@@ -18,7 +18,7 @@ from ..aws.stores.table import id_of_active
 from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..observability import logger
-from .demand import open_work
+from .demand import open_work, split_work
 
 _BATCHES_OF_CALL = 100
 
@@ -40,17 +40,18 @@ def read_open_work(aws: Aws, deployment: Deployment, now: int) -> list[OpenWork]
 
     The reaper repairs batches, and records which of them are paused.
     """
-    found: list[OpenWork | None] = []
+    found: list[OpenWork] = []
     after = None
     while True:
         names, after = aws.run(deployment.table.page_of_active(after))
         found += [
-            work_of(deployment, each, each.batch.pause_at(now), now)
+            work
             for each in read_batches(aws, deployment, names, now)
             if each.batch is not None
+            for work in work_of(deployment, each, each.batch.pause_at(now), now)
         ]
         if after is None:
-            return [work for work in found if work is not None]
+            return found
 
 
 def read_batches(
@@ -71,17 +72,19 @@ def read_batches(
 
 def work_of(
     deployment: Deployment, found: OpenBatch, pause: Pause | None, now: int
-) -> OpenWork | None:
-    """Return the open work of a batch whose shards can be run; None while it is paused."""
+) -> list[OpenWork]:
+    """Return the open work of a batch with shards to be run, by model; none while it is paused."""
     batch, shards = found.batch, found.shards
     if batch is None or shards is None or pause is not None:
-        return None
-    progress, price = shards.progress(now), deployment.settings.gpu_hour_price(batch.model)
+        return []
+    progress = shards.progress(now)
+    price = deployment.settings.gpu_hour_price_of(batch, progress)
     if shards.num_done >= batch.shards_left or is_over_cost(batch, progress, price):
-        return None
+        return []
     failing = shards.failing(now, deployment.settings.max_attempts)
     num_shards = batch.shards_left - shards.num_done - len(failing)
-    return open_work(batch, progress, num_shards=num_shards, running=shards.leased(now))
+    work = open_work(batch, progress, num_shards=num_shards, running=shards.leased(now))
+    return [work] if batch.escalation is None else split_work(work, batch, shards, failing, now)
 
 
 def _read_some(deployment: Deployment, names: Sequence[str]) -> Operation[list[OpenBatch]]:

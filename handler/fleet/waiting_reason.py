@@ -21,4 +21,9 @@ def get_waiting_reason(
         return WaitingReason(pause.code, pause.message, pause.since)
     if not batch.model or not deployment.settings.fleets:
         return None
-    return describe_waiting((yield from deployment.fleets.get_state(batch.model)), now)
+    models = dict.fromkeys(batch.model_of(is_escalated=each) for each in (False, True))
+    for model in models:
+        state = yield from deployment.fleets.get_state(model)
+        if (reason := describe_waiting(state, now)) is not None:
+            return reason
+    return None

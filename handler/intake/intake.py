@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 from tidemill.batch.batch_object import MAX_LISTED_ERRORS
-from tidemill.batch.errors import InvalidOption
 from tidemill.batch.file.duplicate_ids import DuplicateFinder
 from tidemill.batch.file.formats import (
     HEAD_BYTES,
@@ -25,12 +24,12 @@ from tidemill.batch.file.formats import (
     detect_format,
 )
 from tidemill.batch.intake_progress import IntakeProgress, Phase, WorkUnit, new_progress
-from tidemill.batch.model import Batch, Conversion
+from tidemill.batch.model import Batch, Conversion, Escalation
 from tidemill.batch.object_keys import INPUT_PREFIX, converted_key, recipe_key, table_key
 from tidemill.batch.states import Status
 from tidemill.batch.table.detection import detect_table
 from tidemill.batch.table.errors import RecipeError
-from tidemill.batch.validation import Verdict, refuse
+from tidemill.batch.validation import Verdict
 
 from ..aws.bucket import read_range
 from ..aws.calls import Operation
@@ -43,6 +42,7 @@ from ..lifecycle.announce import announce
 from ..lifecycle.batch_lock import LOCK_SECONDS, BatchLock, LockLost, Requeue
 from ..observability import logger
 from .convert import abort_conversion, convert_to_jsonl
+from .escalation import escalation_of
 from .failures import counting_failures
 from .new_batch import SHORT_BYTES
 from .phases import advance_phase
@@ -65,10 +65,11 @@ _BINARY: Final = ("parquet", "arrow")
 
 
 class TableRecipe(NamedTuple):
-    """The keys of a recipe as JSON, and the format of its output."""
+    """The keys of a recipe as JSON, the format of its output, and its second model, if any."""
 
     keys: str
     output: str
+    escalation: Escalation | None
 
 
 def find_recipe(
@@ -95,8 +96,16 @@ def find_recipe(
     else:
         return None
     keys = yield from _with_calibration(deployment, batch, keys, now)
-    recipe = parse_recipe(keys)
-    return TableRecipe(json.dumps(keys, ensure_ascii=False), recipe.output or form)
+    recipe = parse_recipe(keys, may_escalate=True)
+    name, escalation = recipe.escalate, batch.escalation
+    if name is not None:
+        escalation = escalation_of(deployment, name, recipe.escalate_below)
+    elif escalation is not None:
+        from tidemill.batch.table.cascade_keys import check_cascade
+
+        check_cascade(recipe.questions, None if recipe.calibration is None else "calibrate")
+    keys_as_json = json.dumps(keys, ensure_ascii=False)
+    return TableRecipe(keys_as_json, recipe.output or form, escalation)
 
 
 def _with_calibration(
@@ -242,11 +251,10 @@ def _ensure_jsonl(lock: BatchLock, *, is_patient: bool) -> FileFormat:
 
 def _start_conversion(lock: BatchLock, form: FileFormat, recipe: TableRecipe | None) -> Batch:
     if recipe is not None:
-        try:
-            made = table_key(lock.batch.outputs, recipe.output)
-        except InvalidOption as exc:
-            raise FileRefused(refuse(exc.code, exc.message)) from exc
-        lock.change(outputs=dump(replace(lock.batch.outputs, table_key=made)))
+        made = table_key(lock.batch.outputs, recipe.output)
+        escalation = None if recipe.escalation is None else dump(recipe.escalation)
+        outputs = dump(replace(lock.batch.outputs, table_key=made))
+        lock.change(outputs=outputs, escalation=escalation)
     batch, bucket = lock.batch, lock.deployment.bucket
     key = converted_key(batch.id)
     upload = lock.aws.run(bucket.create_work_upload(key))

@@ -20,7 +20,7 @@ from tidemill.batch.batch_request import (
 )
 from tidemill.batch.creation_order import creation_ns
 from tidemill.batch.errors import InvalidOption
-from tidemill.batch.model import Batch, BatchError, Options, Source
+from tidemill.batch.model import Batch, BatchError, Escalation, Options, Source
 from tidemill.batch.object_keys import (
     DROP_TENANT,
     INPUT_PREFIX,
@@ -45,6 +45,7 @@ from ..lifecycle.cancel import NotCancellable, cancel
 from ..lifecycle.erasure import BatchErased
 from ..observability import logger
 from .control_messages import Drop
+from .escalation import escalation_of
 
 # The control Lambda reads drops up to this size itself: a message to another run takes longer.
 SHORT_BYTES = 2**20
@@ -81,9 +82,10 @@ def create_batch_of_drop(
     settings, tenant = deployment.settings, deployment.settings.tenant_of_drop(drop.key)
     default_window = settings.default_window
     options, errors = _options_of_drop(found.get("Metadata", {}), default_window)
-    webhook: dict[str, Any] = {}
+    optional: dict[str, Any] = {}
     try:
-        webhook = yield from _webhook_of(deployment, tenant, options, "webhook-url", now)
+        optional = yield from _webhook_of(deployment, tenant, options, "webhook-url", now)
+        optional["escalation"] = _escalation_of(deployment, options)
     except InvalidOption as exc:
         errors = (*errors, _error_of(exc))
     errors = (*errors, *_key_errors(drop.key, drop_tenants=settings.drop_tenants))
@@ -101,7 +103,7 @@ def create_batch_of_drop(
         expires=settings.forget_at(expires_at),
         errors=errors,
         num_errors=len(errors),
-        **webhook,
+        **optional,
     )
     if owner is not None and batch.source.num_bytes <= SHORT_BYTES:
         batch = replace(batch, turn=owner, turn_until=now + LOCK_SECONDS)
@@ -123,9 +125,9 @@ def create_batch(
 ) -> Operation[Batch]:
     """Return the batch that an API request creates, or has created if it is repeated.
 
-    Raises InvalidOption for a missing file, or if a webhook could not be signed; errors in the
-    file itself are found later and recorded in the batch. Raises LimitReached, and BatchErased if
-    the created batch has been erased since.
+    Raises InvalidOption for a missing file, an unknown second model, or if a webhook could not be
+    signed; errors in the file itself are found later and recorded in the batch. Raises
+    LimitReached, and BatchErased if the created batch has been erased since.
     """
     options = params.options
     batch_id = batch_id_of_request(tenant, params.idempotency_key or uuid4().hex)
@@ -145,6 +147,7 @@ def create_batch(
             expires_at=expires_at,
             expires=deployment.settings.forget_at(expires_at),
             endpoint=params.endpoint,
+            escalation=_escalation_of(deployment, options),
             **(yield from _webhook_of(deployment, tenant, options, "webhook_url", now)),
         )
         made = yield from deployment.table.create_batch(batch)
@@ -166,6 +169,13 @@ def _options_of_drop(
         return parse_options(user_metadata, default_window), ()
     except InvalidOption as exc:
         return Options(default_window), (_error_of(exc),)
+
+
+def _escalation_of(deployment: Deployment, options: Options) -> Escalation | None:
+    """Return the second model of a batch's options, if any; raises InvalidOption."""
+    if options.escalate is None or options.escalate_below is None:
+        return None
+    return escalation_of(deployment, options.escalate, options.escalate_below)
 
 
 def _key_errors(key: str, *, drop_tenants: bool) -> list[BatchError]:

@@ -26,7 +26,7 @@ def table_lines(aws: Aws, source: Source, recipe_keys: str) -> Iterator[bytes]:
 
     Raises TableError and RecipeError, the latter before any line.
     """
-    recipe = parse_recipe(json.loads(recipe_keys))
+    recipe = parse_recipe(json.loads(recipe_keys), may_escalate=True)
     with open_object(aws, source) as file:
         table = open_table(file)
         _check_rows(table)

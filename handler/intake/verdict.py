@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tidemill.batch.errors import HandlerError
+from tidemill.batch.errors import HandlerError, InvalidOption
 from tidemill.batch.file.duplicate_ids import Duplicates
 from tidemill.batch.file.lines import FormatError
 from tidemill.batch.intake_progress import IntakeProgress
@@ -24,6 +24,7 @@ from ..lifecycle.announce import announce
 from ..lifecycle.batch_lock import BatchLock, LockLost
 from ..lifecycle.finish import end_batch
 from ..observability import logger
+from .escalation import find_escalation_error
 from .scan import Scanner
 from .scan_summary import ScanSummary
 
@@ -49,6 +50,8 @@ def refusing_bad_input() -> Iterator[None]:
         raise _refused(ObjectChanged.code, "The input was changed while it was read.") from exc
     except FormatError as exc:
         raise _refused(NOT_JSON, exc.message) from exc
+    except InvalidOption as exc:
+        raise _refused(exc.code, exc.message) from exc
     except TableError as exc:
         raise _refused(exc.code, str(exc)) from exc
     except RecipeError as exc:
@@ -102,11 +105,18 @@ def verdict_of(
 def reserve_lines(aws: Aws, deployment: Deployment, batch: Batch, findings: Findings) -> None:
     """Count the lines of a valid file against its tenant's limit; FileRefused if they exceed it.
 
-    Also raised if the batch has a `max_cost` and the price of its model's GPUs is unknown.
+    Also raised if the batch has a `max_cost` and the price of its models' GPUs is unknown, or if
+    its second model is unsuitable.
     """
-    price = deployment.settings.gpu_hour_price(findings.model)
-    if batch.options.max_cost is not None and not price:
-        words = f"`max_cost` requires the price of a GPU-hour of {findings.model!r}: "
+    models = [findings.model]
+    if batch.escalation is not None:
+        models.append(batch.escalation.model)
+        error = aws.run(find_escalation_error(deployment, batch.escalation, findings))
+        if error is not None:
+            raise FileRefused(Verdict(1, (error,)))
+    unpriced = next((each for each in models if not deployment.settings.gpu_hour_price(each)), None)
+    if batch.options.max_cost is not None and unpriced is not None:
+        words = f"`max_cost` requires the price of a GPU-hour of {unpriced!r}: "
         words += "set `gpu_hour_price` in the deployment's configuration."
         raise FileRefused(Verdict(1, (BatchError("no_gpu_hour_price", words, "max_cost"),)))
     excess = aws.run(deployment.limits.queue_lines(batch, findings.num_rows))

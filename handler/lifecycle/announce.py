@@ -64,7 +64,7 @@ def _enqueue_webhook(deployment: Deployment, batch: Batch) -> Operation[None]:
 def _add_to_total(deployment: Deployment, batch: Batch) -> Operation[None]:
     """Add a batch to its tenant's totals, which are informational: a failure is only logged."""
     done = batch.final or Progress()
-    price = deployment.settings.gpu_hour_price(batch.model)
+    price = deployment.settings.gpu_hour_price_of(batch, done)
     try:
         yield from deployment.ledger.add_total(batch, done, cost_of(done.gpu_seconds, price))
     except AwsError as exc:

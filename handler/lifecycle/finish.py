@@ -72,7 +72,7 @@ def _write_report(deployment: Deployment, batch: Batch, ended_at: int) -> Operat
         if newest not in (None, batch.id):
             return
     progress = batch.final or Progress()
-    price = deployment.settings.gpu_hour_price(batch.model)
+    price = deployment.settings.gpu_hour_price_of(batch, progress)
     report = batch_object(batch, progress, now=ended_at, price_per_gpu_hour=price)
     body = to_json(report, indent=2) + b"\n"
     yield from deployment.bucket.put(batch.outputs.report_key, body, "application/json")

@@ -26,7 +26,7 @@ def describe_batch(
         progress,
         now=now,
         has_worker=has_worker,
-        price_per_gpu_hour=deployment.settings.gpu_hour_price(batch.model),
+        price_per_gpu_hour=deployment.settings.gpu_hour_price_of(batch, progress),
         waiting=(yield from get_waiting_reason(deployment, batch, now)),
         rate=rate,
         max_errors=max_errors,

@@ -103,9 +103,10 @@ def _active(
     progress = sum_of(survey.progress for survey in surveys.values())
     settings = deployment.settings
     costs = [
-        cost_of(surveys[batch.id].progress.gpu_seconds, settings.gpu_hour_price(batch.model)) or 0.0
+        cost_of(done.gpu_seconds, settings.gpu_hour_price_of(batch, done)) or 0.0
         for batch in batches
         if batch.id in surveys
+        for done in (surveys[batch.id].progress,)
     ]
     # Shards of cancelled and finalizing batches no longer wait for a worker.
     waiting = [

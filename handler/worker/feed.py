@@ -288,7 +288,8 @@ class Feed:
 
     async def _run_line(self, run: ShardRun, line: RawLine) -> None:
         started_ns = time.time_ns()
-        row = await self._engine.fetch_row(line.number, run.batch.created_at, line.data)
+        data = run.cascade.line_of(line).data
+        row = await self._engine.fetch_row(line.number, run.batch.created_at, data)
         run.span.add(line, row, started_ns)
         self.num_answered += 1
         self._feeds.gpu_time.share()

@@ -135,7 +135,7 @@ class Heartbeat:
 
 def _summary_of(progress: Progress) -> tuple[int, bool]:
     """Return the part of the progress that is written at once: new rows, an inherited rate."""
-    return progress.num_rows, progress.rows_per_second > 0
+    return progress.num_rows + progress.escalated, progress.rows_per_second > 0
 
 
 def end_reason(batch: Batch | None, now: float) -> str | None:

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any, NoReturn, Protocol
 from uuid import uuid4
@@ -188,6 +189,9 @@ class Worker:
             load_seconds=dict(engine.load_seconds),
         )
         self._heartbeat.start("parity results", self._context.write_parity_results)
+        self._heartbeat.start(
+            "endpoints", partial(self._context.write_endpoints, tuple(engine.endpoints))
+        )
         if self._context.cold_start.reach("ready"):
             steps = engine.load_seconds.items()
             self._context.cold_start.note(

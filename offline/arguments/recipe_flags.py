@@ -134,7 +134,8 @@ def recipe_of(arguments: argparse.Namespace, file: str) -> tuple[Recipe, dict[st
                 log(f"using the recipe {path}")
         keys = overridden(keys, flags)
         plain = {name: value for name, value in keys.items() if name not in CALIBRATION}
-        return replace(parse_recipe(plain), flags=frozenset(flags)), keys
+        recipe = parse_recipe(plain, may_escalate=True)
+        return replace(recipe, flags=frozenset(flags)), keys
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
         raise Refused(f"the recipe {path} cannot be read: {reason}") from exc

@@ -10,14 +10,12 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Self
 
 from tidemill.batch.calibration.threshold import GoldRow, find_threshold
-from tidemill.batch.file.lines import LineError, RawLine, parse_line
+from tidemill.batch.file.decided_row import DecidedRow
 from tidemill.batch.file.rows import row_id_of
-from tidemill.protocol.errors import RequestError
-from tidemill.protocol.requests import check_request
 
 from ..console.errors import InputChanged
 from ..files.cascade_files import CascadeFiles, Selection
-from ..files.decided_rows import DecidedRow, read_decided
+from ..files.decided_rows import read_decided
 from ..files.new_file import open_new_file
 from .inputs import open_input
 from .run_options import RunOptions
@@ -153,25 +151,13 @@ def select(options: RunOptions, files: CascadeFiles, opened: OpenTable) -> Selec
                     f"{requests.name} changed during the run: start over with --force"
                 )
             num_rows += 1
-            if _is_escalated(raw, row, threshold):
+            if row.is_escalated(raw, threshold):
                 num_escalated += 1
                 out.write(b"\n" * (raw.number - last - 1) + raw.data + b"\n")
                 last = raw.number
     created = requests.source.created
     os.utime(files.requests, (created, created))
     return Selection(threshold, num_rows, num_escalated, gold)
-
-
-def _is_escalated(raw: RawLine, row: DecidedRow, threshold: float | None) -> bool:
-    """Return whether the second model may be surer: not of a request that is invalid for all."""
-    if row.body is not None:
-        return threshold is None or row.confidence < threshold
-    try:
-        line = parse_line(raw)
-        check_request(line.url, line.body, None)
-    except (LineError, RequestError):
-        return False
-    return True
 
 
 def _gold_rows(files: CascadeFiles, opened: OpenTable) -> Iterator[GoldRow]:

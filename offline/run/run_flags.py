@@ -246,6 +246,10 @@ def options_from(arguments: argparse.Namespace) -> RunOptions:
                 arguments.shard, *names, arguments.error_file
             )
     arguments.defaults = defaults_of(arguments)
+    if arguments.table is not None and (recipe := arguments.table.recipe).escalate is not None:
+        arguments.escalate = arguments.escalate or recipe.escalate
+        if arguments.escalate_below is None and arguments.target_accuracy is None:
+            arguments.escalate_below = recipe.escalate_below
     arguments.cascade, arguments.stage = cascade_of(arguments), None
     arguments.typed_flags = repeated_flags(arguments.typed, arguments.files)
     given = {field.name: getattr(arguments, field.name) for field in fields(RunOptions)}

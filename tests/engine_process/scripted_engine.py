@@ -161,7 +161,7 @@ class ScriptedEngine:
             raise (MachineFailed if "machine" in body else EngineError)(body["fail"])
         if "raise" in body:
             raise ValueError(body["raise"])
-        if (status := body.get("status", 200)) != 200:
+        if (status := _status_of(body)) != 200:
             error = {
                 "message": "The body requested this error.",
                 "type": "t",
@@ -175,8 +175,7 @@ class ScriptedEngine:
             data = [{"object": "embedding", "index": 0, "embedding": vector}]
             return Reply(200, {**reply, "data": data}, Usage(prompt_tokens=10))
         usage = replace(USAGE, audio_seconds=body.get("hear", 0.0))
-        some = {"choices": body["choices"]} if "choices" in body else {"echo": body}
-        return Reply(200, reply | some, usage)
+        return Reply(200, reply | _content_of(body), usage)
 
     def _leave(self) -> None:
         self.running -= 1
@@ -184,6 +183,22 @@ class ScriptedEngine:
     def _note(self, name: str, event: str) -> None:
         if self.journal is not None:
             self.journal.note(name, event)
+
+
+def _status_of(body: dict[str, Any]) -> int:
+    """Return the body's status: an error for a model that is not among the sure ones."""
+    is_unsure = "sure" in body and body["model"] not in body["sure"]
+    return 500 if is_unsure else int(body.get("status", 200))
+
+
+def _content_of(body: dict[str, Any]) -> dict[str, Any]:
+    """Return choices, a decision (`sure` has the probability of yes by model), or an echo."""
+    if "choices" in body:
+        return {"choices": body["choices"]}
+    if "sure" not in body:
+        return {"echo": body}
+    answer = {"type": "predicate", "probability": body["sure"][body["model"]]}
+    return {"model": body["model"], "answers": [answer]}
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from tidemill.batch.fleet import FleetState, WorkerRate
@@ -78,6 +78,15 @@ class FleetStore(Store):
         measured = {name: value for name, value in dump(rate).items() if value}
         yield from self.update(_pace_key(model), measured)
 
+    def get_endpoints(self, model: str) -> Operation[list[str]]:
+        """Return the endpoints that the newest worker of a model served; none before the first."""
+        fields = yield from self.get(_endpoints_key(model))
+        return [*fields["endpoints"]] if fields else []
+
+    def put_endpoints(self, model: str, endpoints: Sequence[str]) -> Operation[None]:
+        """Record the endpoints that a worker of a model serves."""
+        yield from self.update(_endpoints_key(model), {"endpoints": [*endpoints]})
+
     def keep_ready(
         self, model: str, num_workers: int, owner: str, *, now: float, until: float
     ) -> Operation[bool]:
@@ -121,6 +130,10 @@ def _look_key(model: str) -> dict[str, object]:
 
 def _place_key(model: str, number: int) -> dict[str, object]:
     return {"pk": f"FLEET#{model}", "sk": f"READY#{number}"}
+
+
+def _endpoints_key(model: str) -> dict[str, object]:
+    return {"pk": f"FLEET#{model}", "sk": "ENDPOINTS"}
 
 
 def _pace_key(model: str) -> dict[str, object]:

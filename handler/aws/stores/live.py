@@ -63,7 +63,7 @@ class LiveStore(Store):
             # Parsed as one text: thousands of short ones take several times as long.
             states = from_json(f"[{','.join(item['state']['S'] for item in items)}]")
             live += [
-                _live_of(state, is_given_up="abandoned" in item)
+                _live_of(state, is_given_up="abandoned" in item, is_escalated="escalated" in item)
                 for state, item in zip(states, items, strict=True)
                 if state[0] == life
             ]
@@ -121,6 +121,7 @@ def live_fields(shard: Shard) -> dict[str, object]:
         "suspects": shard.suspects or None,
         "quarantined": shard.quarantined or None,
         "abandoned": shard.abandoned,
+        "escalated": shard.is_escalated or None,
     }
 
 
@@ -146,6 +147,7 @@ def with_live(item: Mapping[str, Any], live: Mapping[str, Any] | None) -> Shard:
         suspects=tuple(map(tuple, live.get("suspects", ()))),
         quarantined=tuple(live.get("quarantined", ())),
         abandoned=live.get("abandoned", shard.abandoned),
+        is_escalated=live.get("escalated", False),
     )
 
 
@@ -174,8 +176,9 @@ def _life(of: Batch | Shard) -> int:
     return of.expires or 0
 
 
-def _live_of(state: Sequence[Any], *, is_given_up: bool = False) -> LiveShard:
+def _live_of(
+    state: Sequence[Any], *, is_given_up: bool = False, is_escalated: bool = False
+) -> LiveShard:
     _, number, fence, attempts, lease_until, *counts = state
-    return LiveShard(
-        number, fence, attempts, lease_until, Progress(*counts[:_NUM_FIELDS]), is_given_up
-    )
+    progress = Progress(*counts[:_NUM_FIELDS])
+    return LiveShard(number, fence, attempts, lease_until, progress, is_given_up, is_escalated)

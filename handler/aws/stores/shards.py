@@ -131,11 +131,13 @@ class ShardStore(LiveStore):
         now: float,
         lease_seconds: float,
         steal: bool = False,
+        is_escalated: bool | None = None,
     ) -> Operation[Shard]:
         """Claim the right to run a shard: a new fencing token, and a lease with an end.
 
         `owner` is unique to this claim. `steal` ignores the lease of another owner. Raises
-        ConditionFailed, whose item is the shard, if it is done, leased or missing.
+        ConditionFailed, whose item is the shard, if it is done, leased, missing, or waits for
+        another model than `is_escalated` says, unless that is None.
         """
         while True:
             shard, live = yield from self._read(batch_id, number)
@@ -143,7 +145,9 @@ class ShardStore(LiveStore):
                 raise ConditionFailed(f"batch {batch_id} has no shard {number}")
             if shard.owner == owner:
                 return shard
-            if shard.status is ShardStatus.DONE or (shard.is_leased(now) and not steal):
+            is_others = is_escalated not in {None, shard.is_escalated}
+            is_held = shard.is_leased(now) and not steal
+            if shard.status is ShardStatus.DONE or is_others or is_held:
                 raise ConditionFailed(f"shard {number} of {batch_id}", item=dump(shard))
             mine = replace(
                 shard,
@@ -185,10 +189,12 @@ class ShardStore(LiveStore):
         suspects: Sequence[Sequence[int]],
         quarantined: Sequence[int],
         attempts: int,
+        is_escalated: bool = False,
     ) -> Operation[None]:
         """Release a shard, with the state of its lines; raises LeaseLost as `renew` does.
 
-        A shard that was already released is unchanged: only this owner can have released it.
+        A shard that was already released is unchanged: only this owner can have released it. One
+        that `is_escalated` waits for the batch's second model from then on.
         """
         free = replace(
             shard,
@@ -198,6 +204,7 @@ class ShardStore(LiveStore):
             suspects=tuple(map(tuple, suspects)),
             quarantined=tuple(quarantined),
             attempts=attempts,
+            is_escalated=is_escalated or shard.is_escalated,
         )
         fields = live_fields(free)
         del fields["abandoned"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat, takewhile
 from typing import NamedTuple
@@ -163,6 +163,11 @@ class WorkerContext:
         """Copy this machine's parity results to the bucket, for other machines."""
         if self.parity_results is not None:
             await self.retry(self.parity_results.upload)
+
+    async def write_endpoints(self, endpoints: Sequence[str]) -> None:
+        """Write the endpoints of this worker's model, which intake reads."""
+        if self.model is not None and endpoints:
+            await self.aws.run(self.deployment.fleets.put_endpoints(self.model, endpoints))
 
     async def write_rate(self) -> None:
         """Write the throughput of this worker; an unknown model has no fleet."""

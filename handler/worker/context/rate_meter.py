@@ -29,13 +29,14 @@ class RateMeter:
 
     def add(self, done: Progress) -> None:
         """Add progress that this worker has written to the table."""
-        if done.num_rows:  # reused rows cost nothing, and the next file may have none
-            computed = 1 - done.reused / done.num_rows
-            self._rows += done.num_rows * computed
+        if num_rows := done.num_rows + done.escalated:
+            # Reused rows cost nothing, and the next file may have none.
+            computed = 1 - done.reused / num_rows
+            self._rows += num_rows * computed
             self._expected_work += done.expected.work * computed
         self._tokens += done.prompt_tokens + done.completion_tokens
         self._gpu_seconds += done.gpu_seconds
-        self._has_rows = self._has_rows or done.num_rows > 0
+        self._has_rows = self._has_rows or num_rows > 0
 
     def add_busy(self, seconds: float, *, is_full: bool) -> None:
         """Add time with requests in flight, and whether lines waited for the engine."""

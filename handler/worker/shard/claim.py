@@ -11,7 +11,7 @@ from tidemill.batch.model import Batch, EngineInfo, Pause, Shard, ShardStatus
 from tidemill.batch.states import Status
 
 from ...aws.items import dump, load
-from ...aws.queues import MAX_DELAY_SECONDS, advance_message
+from ...aws.queues import MAX_DELAY_SECONDS, advance_message, shard_message
 from ...errors import ConditionFailed, LeaseLost
 from ...lifecycle.finish import abandon
 from ...observability import Metric, logger
@@ -56,7 +56,12 @@ async def claim_shard(context: WorkerContext, message: ShardMessage, *, owner: s
     try:
         shard = await context.retry(
             lambda: table.claim(
-                *target, owner=owner, now=context.wall(), lease_seconds=lease_seconds
+                target.batch_id,
+                target.shard,
+                owner=owner,
+                now=context.wall(),
+                lease_seconds=lease_seconds,
+                is_escalated=target.is_escalated,
             )
         )
     except ConditionFailed as exc:
@@ -105,6 +110,12 @@ async def _handle_claim_refusal(
     elif shard.status is ShardStatus.DONE:
         await advance_if_done(context, target.batch_id)
         logger.info("message dropped", reason="the shard is done", **target._asdict())
+        await message.delete()
+    elif shard.is_escalated is not target.is_escalated:
+        batch = await context.aws.run(context.deployment.table.get_batch(target.batch_id))
+        if batch is not None and shard.is_escalated and not shard.is_leased(context.wall()):
+            await send_escalated(context, batch, shard)  # its sender may have died before that
+        logger.info("message dropped", reason="another model has the shard", **target._asdict())
         await message.delete()
     else:
         # A fresh message: after too many receives the old one would become a dead letter.
@@ -162,6 +173,17 @@ def _emit_queue_wait(context: WorkerContext, message: ShardMessage, batch: Batch
     if message.waited_seconds is not None:
         waited_seconds = round(message.waited_seconds, 3)
         context.emit({Metric.QUEUE_WAIT_SECONDS: waited_seconds}, batch_id=batch.id)
+
+
+async def send_escalated(context: WorkerContext, batch: Batch, shard: Shard) -> None:
+    """Send the message of an escalated shard to the workers of the batch's second model."""
+    model = batch.model_of(is_escalated=True)
+    queue = context.deployment.work.get(model)
+    if queue is None:
+        logger.error("model has no queue", batch_id=batch.id, model=model)
+        return
+    message = shard_message(batch.id, shard.number, is_escalated=True)
+    await context.retry(lambda: queue.send(message, group=batch.tenant))
 
 
 async def advance_if_done(context: WorkerContext, batch_id: str) -> bool:

@@ -17,6 +17,7 @@ class ShardTarget(NamedTuple):
 
     batch_id: str
     shard: int
+    is_escalated: bool = False
 
 
 def parse_target(body: str) -> ShardTarget | None:
@@ -24,6 +25,8 @@ def parse_target(body: str) -> ShardTarget | None:
     match parse_message(body):
         case {"batch_id": str(batch_id), "shard": int(shard)} if batch_id and shard >= 0:
             return ShardTarget(batch_id, shard)
+        case {"batch_id": str(batch_id), "escalated_shard": int(shard)} if batch_id and shard >= 0:
+            return ShardTarget(batch_id, shard, is_escalated=True)
     return None
 
 
@@ -72,7 +75,8 @@ class ShardMessage:
     async def resend(self, delay_seconds: float = 0) -> None:
         """Replace this message by a fresh one, so that its receive count starts at zero."""
         assert self.target is not None
-        body = shard_message(*self.target)
+        batch_id, shard, is_escalated = self.target
+        body = shard_message(batch_id, shard, is_escalated=is_escalated)
         sending = self._context.queue.send(body, group=self.group, delay_seconds=delay_seconds)
         await self._context.aws.run(sending)
         await self.delete()

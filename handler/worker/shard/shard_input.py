@@ -36,15 +36,17 @@ class ShardInput:
         self._labels = labels
         self._result_keys: dict[int, bytes] = {}
 
-    async def read_parts(self) -> PartIndex:
-        """Return the index of the rows that earlier runs made durable."""
+    async def read_parts(self, *, are_drafts: bool = False) -> PartIndex:
+        """Return the index of the rows, or drafts, that earlier runs made durable."""
 
         def left_out(key: str, reason: str) -> None:
             logger.error("part unreadable", key=key, reason=reason, **self._labels)
 
         bucket, shard = self._context.deployment.bucket, self._shard
         return await self._retry(
-            lambda: bucket.index_parts(shard.batch_id, shard.number, left_out=left_out)
+            lambda: bucket.index_parts(
+                shard.batch_id, shard.number, left_out=left_out, are_drafts=are_drafts
+            )
         )
 
     async def read_lines(self) -> list[RawLine]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -25,11 +25,12 @@ from ...aws.queues import advance_message
 from ...errors import AwsError, LeaseLost, ObjectChanged
 from ...observability import Metric, logger
 from ..context.context import WorkerContext
-from .claim import Claim, advance_if_done
+from .claim import Claim, advance_if_done, send_escalated
 from .lease import Lease, guarded
 from .line_order import LineOrder, block_hashes
 from .pending_lines import PendingLines
 from .rows import Unflushed, compact, print_unrun
+from .shard_cascade import ShardCascade
 from .shard_input import ShardInput
 from .shard_span import ShardSpan
 
@@ -76,13 +77,14 @@ class ShardRun:
         self.is_over = False
         self.gpu_seconds = claim.shard.progress.gpu_seconds
         self.span = ShardSpan(context.tracing, claim.batch, claim.shard)
+        self.cascade = ShardCascade(claim.batch, claim.shard)
         self._context = context
         self._order = order
         self._wake = wake
         self._check_machine = check_machine
         self._is_doubted = False  # rows were dropped: the machine is broken
         self._quarantined: tuple[int, ...] = ()
-        self._index = PartIndex()
+        self._index, self._drafts = PartIndex(), PartIndex()
         self._unflushed = Unflushed()
         self._durable = claim.shard.progress.without_rates
         self._recorded = claim.shard.progress
@@ -120,11 +122,13 @@ class ShardRun:
     @property
     def progress(self) -> Progress:
         """Return the durable progress, its GPU time, and its rates."""
-        durable, expected = self._durable, self.shard.expected
-        share = durable.num_rows / self.shard.num_rows
+        durable, expected, before = self._durable, self.shard.expected, self.shard.progress
+        share = min(1.0, (durable.num_rows + durable.escalated) / self.shard.num_rows)
+        by_second = self.gpu_seconds - before.gpu_seconds if self.shard.is_escalated else 0.0
         return replace(
             durable,
             gpu_seconds=round(self.gpu_seconds, 3),
+            escalated_gpu_seconds=round(before.escalated_gpu_seconds + by_second, 3),
             expected_input_tokens=round(expected.input * share),
             expected_output_tokens=round(expected.output * share),
             **self.pace.rates._asdict(),
@@ -156,7 +160,9 @@ class ShardRun:
         """Add the row of a line that the engine has answered."""
         self.pending.finish(raw.number)
         self._context.emit_cold_start()
-        self._add(FinishedRow(raw.number, row.row, row.is_success, row.usage))
+        is_draft = self.cascade.is_draft(raw, row.row)
+        printed = self.cascade.row_of(raw, row.row)
+        self._add(FinishedRow(raw.number, printed, row.is_success, row.usage, is_draft=is_draft))
 
     def lose_engine(self, lost: Collection[int], reason: str) -> None:
         """Make suspects of the lines that one of several engines had when it died.
@@ -207,7 +213,10 @@ class ShardRun:
         try:
             await self._open()
             await self._collect()
-            if self._is_complete:
+            if self._is_complete and not self.shard.is_escalated and self._escalated:
+                await self._escalate()
+                outcome = "escalated"
+            elif self._is_complete:
                 await self._commit()
                 outcome = "committed"
             else:
@@ -233,9 +242,17 @@ class ShardRun:
         is_finished = self.pending.is_finished and not self._is_doubted
         return self.is_open and is_finished and not self._unflushed
 
+    @property
+    def _escalated(self) -> frozenset[int]:
+        """Return the lines that have only a draft."""
+        return self._drafts.lines - self._index.lines
+
     async def _open(self) -> None:
         self._index = await self._input.read_parts()
-        self._durable = self._index.progress()
+        if self.batch.escalation is not None:
+            self._drafts = await self._input.read_parts(are_drafts=True)
+        self._durable = self._index.progress(self._drafts)
+        done = self._index.lines if self.shard.is_escalated else self._index.lines | self._escalated
         lines = await self._input.read_lines()
         logger.info(
             "claimed",
@@ -246,16 +263,19 @@ class ShardRun:
         )
         to_run = []
         for line in lines:
-            if line.number in self._index:
+            if line.number in done:
                 continue
             unrun = print_unrun(line, is_quarantined=line.number in self.shard.quarantined)
             if unrun is None:
                 to_run.append(line)
             else:
                 self._add(unrun)
-        reused = await self._input.reuse_results(to_run)
+        reused = await self._input.reuse_results([self.cascade.line_of(line) for line in to_run])
+        by_number = {line.number: line for line in to_run} if reused else {}
         for row in reused:
-            self._add(row)
+            raw = by_number[row.line]
+            is_draft = self.cascade.is_draft(raw, row.row)
+            self._add(row._replace(row=self.cascade.row_of(raw, row.row), is_draft=is_draft))
         if reused:
             numbers = {row.line for row in reused}
             to_run = [line for line in to_run if line.number not in numbers]
@@ -293,15 +313,30 @@ class ShardRun:
             return
         taken_at = self._context.clock()
         rows = tuple(self._unflushed.rows)
-        data = encode_part(rows)
-        bucket = self._context.deployment.bucket
-        # A new number for each try: a written part is immutable.
-        key = await self._retry(lambda: bucket.put_part(self.shard, next(self._part_numbers), data))
-        self._index.add(key, decode_index(data))
+        await self._put([row for row in rows if not row.is_draft], self._index)
+        await self._put([row for row in rows if row.is_draft], self._drafts)
         self._unflushed.drop(len(rows), taken_at)
         self._has_new_rows = True
         self.pace.add(len(rows), sum((row.usage for row in rows), start=Usage()))
-        self._durable = self._index.progress()
+        self._durable = self._index.progress(self._drafts)
+        self._wake()
+
+    async def _put(self, rows: Sequence[FinishedRow], index: PartIndex) -> None:
+        """Make rows durable as a part or a draft, and add them to its index."""
+        if not rows:
+            return
+        data, is_draft = encode_part(rows), rows[0].is_draft
+        bucket = self._context.deployment.bucket
+        key = await self._retry(
+            lambda: bucket.put_part(
+                # A new number for each try: a written part is immutable.
+                self.shard,
+                next(self._part_numbers),
+                data,
+                is_draft=is_draft,
+            )
+        )
+        index.add(key, decode_index(data))
         logger.info(
             "part written",
             key=key,
@@ -310,7 +345,6 @@ class ShardRun:
             lines=compact(row.line for row in rows),
             **self.labels,
         )
-        self._wake()
 
     # Ends of the run
 
@@ -341,6 +375,32 @@ class ShardRun:
                 self.span.add_batch()
             await self.message.delete()
         except AwsError as exc:  # the message reappears and is handled then
+            logger.warning("message left to its timeout", reason=str(exc), **self.labels)
+
+    async def _escalate(self) -> None:
+        """Leave the lines that have only a draft to the workers of the batch's second model."""
+        if self._ending is None:
+            await self._input.keep_results(self._index)
+            await self._input.keep_results(self._drafts)
+        self._is_handing_over = True
+        progress, lines = self.progress.without_rates, compact(self._escalated)
+        table = self._context.deployment.table
+        await self._retry(
+            lambda: table.release(
+                self.shard,
+                progress=progress,
+                suspects=(),
+                quarantined=(),
+                attempts=0,
+                is_escalated=True,
+            )
+        )
+        self.record_progress(progress)
+        logger.info("escalated", lines=lines, **self.labels)
+        try:
+            await send_escalated(self._context, self.batch, self.shard)
+            await self.message.delete()
+        except AwsError as exc:  # the message reappears, and the next one is sent then
             logger.warning("message left to its timeout", reason=str(exc), **self.labels)
 
     async def _release(self) -> None:

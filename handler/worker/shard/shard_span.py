@@ -12,7 +12,7 @@ from tidemill.net.tracing import Tracing, Value
 
 from ...observability import logger
 
-_GOOD = frozenset({"committed", "released", "cancelled"})
+_GOOD = frozenset({"committed", "escalated", "released", "cancelled"})
 
 
 class ShardSpan:

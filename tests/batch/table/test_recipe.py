@@ -50,7 +50,7 @@ def test_a_prompt_fills_the_field_of_its_url(url: str, expected: Any) -> None:
         ({"promt": "x"}, "`promt` is not a recipe key: did you mean `prompt`?"),
         (
             {"prompt": "x", "escalate": "m"},
-            "`escalate` is not supported in recipes: pass --escalate to",
+            "`escalate` is not supported here, where one model runs: use `tidemill run`, or a",
         ),
         ({"temperature": 0, "prompt": "x"}, "put parameters of the request into `params`"),
         ({"prompt": "x", "url": "/v1/images"}, "`url` is '/v1/images': it must be one of /v1/"),
@@ -86,6 +86,32 @@ def test_an_invalid_recipe_is_reported(given: dict[str, Any], words: str) -> Non
     with pytest.raises(RecipeError) as caught:
         parse_recipe(given)
     assert words in str(caught.value)
+
+
+ASK = {"ask": "good: Is it good?", "escalate": "large"}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (ASK, "`escalate` needs `escalate_below`, a number above 0 and at most 1, such as 0.8"),
+        ({**ASK, "escalate_below": True}, "`escalate` needs `escalate_below`, a number"),
+        ({**ASK, "escalate_below": 1.5}, "`escalate` needs `escalate_below`, a number"),
+        ({**ASK, "escalate": 1, "escalate_below": 1}, "`escalate` must be a string"),
+        ({"ask": ASK["ask"], "escalate_below": 0.5}, "`escalate_below` needs `escalate`"),
+        ({"prompt": "x", "escalate": "m", "escalate_below": 0.5}, "needs questions to decide"),
+        ({**ASK, "ask": "model: Is it?", "escalate_below": 0.5}, "the question `model` has the"),
+        ({**ASK, "gold": "a", "escalate_below": 0.5}, "cannot be combined with `gold` in a dep"),
+        ({**ASK, "target_accuracy": 0.9}, "`target_accuracy` is not supported in recipes"),
+    ],
+)
+def test_an_invalid_cascade_is_reported(given: dict[str, Any], words: str) -> None:
+    """A valid one names the model of each row."""
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(given, may_escalate=True)
+    assert words in str(caught.value)
+    recipe = parse_recipe({**ASK, "escalate_below": 1}, may_escalate=True)
+    assert (recipe.escalate, recipe.escalate_below, recipe.has_models) == ("large", 1.0, True)
 
 
 def test_invalid_toml_is_reported() -> None:

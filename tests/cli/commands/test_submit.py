@@ -40,7 +40,8 @@ def test_every_option_reaches_the_request(shell: Shell) -> None:
     typed = (
         "--endpoint /v1/chat/completions --window 2h --metadata team=search --metadata a=b=c "
         "--output-url https://x.example/o --error-url https://x.example/e "
-        "--webhook-url https://x.example/w --on-invalid-line skip --strict-parameters --create-only"
+        "--webhook-url https://x.example/w --on-invalid-line skip --strict-parameters "
+        "--create-only --escalate large --escalate-below 0.8"
     )
     assert shell.type("submit", shell.file(line("a")), *typed.split()).status == 0
     [batch] = shell.api.batches.values()
@@ -54,6 +55,8 @@ def test_every_option_reaches_the_request(shell: Shell) -> None:
         "webhook_url": "https://x.example/w",
         "on_invalid_line": "skip",
         "strict_parameters": True,
+        "escalate": "large",
+        "escalate_below": 0.8,
     }
 
 

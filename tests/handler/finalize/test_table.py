@@ -16,12 +16,12 @@ import pytest
 from pyarrow import csv, ipc, json
 from pydantic_core import from_json, to_json
 
-from tests.emulators import Emulator
+from tests.emulators import MODEL, Emulator
 from tests.handler.finalize.rig import fail, plenty
-from tests.handler.intake.rig import Cloud
+from tests.handler.intake.rig import Cloud, lines_of
 from tests.handler.killing import is_killed_after
 from tests.long_parameters import with_long
-from tidemill.batch.model import Batch
+from tidemill.batch.model import Batch, Escalation
 from tidemill.batch.parts import FinishedRow, encode_part
 from tidemill.batch.states import Status
 from tidemill.batch.table.recipe import print_recipe
@@ -188,6 +188,65 @@ def decision_of(number: int, line: dict[str, Any]) -> FinishedRow:
     response = {"status_code": 200, "request_id": "r", "body": body}
     row = {"id": "x", "custom_id": line["custom_id"], "response": response, "error": None}
     return FinishedRow(number, to_json(row) + b"\n", is_success=True, usage=Usage(3))
+
+
+CASCADE = (
+    b"ask = ['good: Is it good?']\nkeep = ['text']\nprompt = 'text: {{ text }}'\n"
+    b"params = {model = '%b'}\nescalate = 'large'\nescalate_below = 0.8\n"
+)
+
+
+def test_a_dropped_table_may_have_a_second_model(
+    ministack: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its recipe or its options name it; the table names the model of each row."""
+    monkeypatch.setattr(f"{__name__}.row_of", decision_of)
+    cloud = Cloud.on(ministack, MODEL, "large")
+    recipe = CASCADE % MODEL.encode()
+    batch = drop(cloud, comma_separated(REVIEWS), "input/decided.csv", recipe)
+    assert batch.escalation == Escalation("large", "large", 0.8)
+    ended = finished(cloud, published(cloud, batch))
+    made = csv.read_csv(io.BytesIO(table_of(cloud, ended)))
+    assert made.schema.names[-2:] == ["error", "model"]
+    plain = recipe.partition(b"escalate")[0]
+    cloud.put(plain, "input/plain.recipe.toml")
+    options = {"escalate": "large", "escalate-below": "0.9"}
+    other = cloud.ingest(cloud.create(comma_separated(REVIEWS), "input/plain.csv", options))
+    assert other.escalation == Escalation("large", "large", 0.9)
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "words"),
+    [
+        (MODEL, (b"'large'", b"'huge'"), "`escalate` is 'huge', which is not a served model: use"),
+        ("large", (b"", b""), "`escalate` is 'large', the model of the requests: use another one"),
+        (MODEL, (b"0.8", b"8"), "`escalate` needs `escalate_below`, a number above 0 and at most"),
+        (MODEL, (b"escalate_below", b"target_accuracy"), "`target_accuracy` is not supported in"),
+    ],
+)
+def test_an_unsuitable_second_model_is_refused(
+    ministack: Emulator, model: str, change: tuple[bytes, bytes], words: str
+) -> None:
+    """No line runs; the error is one sentence."""
+    cloud = Cloud.on(ministack, MODEL, "large")
+    recipe = (CASCADE % model.encode()).replace(*change, 1)
+    batch = drop(cloud, comma_separated(REVIEWS), "input/decided.csv", recipe)
+    assert batch.status is Status.FAILED
+    assert words in batch.errors[0].message
+
+
+def test_a_second_model_must_decide(ministack: Emulator) -> None:
+    """Its workers have recorded their endpoints; requests other than decisions have none."""
+    cloud = Cloud.on(ministack, MODEL, "large")
+    cloud.run(cloud.deployment.fleets.put_endpoints("large", ["/v1/embeddings"]))
+    recipe = CASCADE % MODEL.encode()
+    batch = drop(cloud, comma_separated(REVIEWS), "input/decided.csv", recipe)
+    assert "which does not support /v1/decisions: use a chat model" in batch.errors[0].message
+    options = {"escalate": "large", "escalate-below": "0.9"}
+    chats = cloud.ingest(cloud.create(lines_of(2), "input/chats.jsonl", options))
+    assert "but the first one is for /v1/chat/completions" in chats.errors[0].message
+    unknown = cloud.create(lines_of(2), "input/x.jsonl", {**options, "escalate": "huge"})
+    assert "'huge', which is not a served model" in cloud.ingest(unknown).errors[0].message
 
 
 def test_questions_about_a_dropped_table_are_columns_of_it(

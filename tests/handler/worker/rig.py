@@ -24,7 +24,7 @@ from uuid import uuid4
 from tests.emulators import MODEL, Emulator, deployment_of
 from tests.handler.worker.fakes import FakeEngine, QuickAws
 from tidemill.batch.file.expected_tokens import ExpectedTokens
-from tidemill.batch.model import Batch, Options, Outputs, Shard, ShardStatus, Source
+from tidemill.batch.model import Batch, Escalation, Options, Outputs, Shard, ShardStatus, Source
 from tidemill.batch.parts import PartIndex
 from tidemill.batch.shard_cutter import ShardCutter, ShardLimits
 from tidemill.batch.states import Status
@@ -99,9 +99,11 @@ class Rig:
     results_digest: bytes | OSError | None = b"digest"
 
     @classmethod
-    def on(cls, emulator: Emulator, folder: Path, **settings: str) -> Rig:
+    def on(
+        cls, emulator: Emulator, folder: Path, models: Sequence[str] = (MODEL,), **settings: str
+    ) -> Rig:
         """Create separate resources on an emulator."""
-        resources = emulator.create()
+        resources = emulator.create(*models)
         more = {f"TIDEMILL_{name.upper()}": value for name, value in settings.items()}
         environment = emulator.environment | resources.environment | more
         return cls(emulator, folder, deployment_of(resources, **settings), environment)
@@ -132,6 +134,7 @@ class Rig:
         expires_in_seconds: int = 3600,
         rings: bool = True,
         tenant: str = "owner",
+        escalation: Escalation | None = None,
     ) -> Work:
         """Make a batch of lines with these bodies, or of these bytes, that is in progress."""
         lines = [
@@ -159,6 +162,7 @@ class Rig:
             created_at=now,
             expires_at=now + expires_in_seconds,
             model=MODEL,
+            escalation=escalation,
         )
         shards = list(cut(batch.id, lines, shard_lines))
         counts = {"num_shards": len(shards), "shards_left": len(shards)}
@@ -210,16 +214,19 @@ class Rig:
         aws: Any = None,
         parity_results: ParityResults | None = None,
         tracing: Tracing | None = None,
+        model: str = MODEL,
+        wall: Callable[[], float] = time.time,
         **changes: Any,
     ) -> AsyncIterator[RunningWorker]:
         """Run a worker in this process while the block runs; it is stopped then."""
+        queue = self.deployment.work[model]
         async with QuickAws() as quick:
-            config, kept = self.config(**changes), None
+            config, kept = self.config(queue=queue.url, **changes), None
             if config.reuse:
                 kept = KeptResults(
                     ThreadDrive(aws or quick),
                     self.deployment.bucket,
-                    [MODEL],
+                    [model],
                     self.results_digest_at,
                     max_bytes=config.reuse_max_size,
                     sampled=config.reuse_sampled,
@@ -227,8 +234,9 @@ class Rig:
             context = WorkerContext(
                 aws or quick,
                 self.deployment,
-                self.queue,
+                queue,
                 config,
+                wall=wall,
                 parity_results=parity_results,
                 kept_results=kept,
                 tracing=tracing,

@@ -1,0 +1,74 @@
+"""Decided row: a row with the answers of decisions, in either format, and its confidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from pydantic_core import from_json, to_json
+
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.requests import check_request
+
+from .lines import LineError, RawLine, parse_line
+from .rows import escape_separators
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedRow:
+    """A row; `body` is None if it failed."""
+
+    data: bytes
+    row_id: str
+    body: Mapping[str, Any] | None
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Return a printed row."""
+        row = from_json(data, cache_strings="keys")
+        response = row["response"]
+        is_ok = response is not None and response["status_code"] == 200
+        return cls(data, row["id"], response["body"] if is_ok else None)
+
+    @property
+    def confidence(self) -> float:
+        """Return the least confidence of the answers; 0 if an answer is missing."""
+        answers = () if self.body is None else self.body["answers"]
+        each = answers.values() if isinstance(answers, Mapping) else answers
+        return min(map(_confidence, each), default=0.0)
+
+    def with_model(self, model: str) -> Self:
+        """Return the row with the name of the model that answered it."""
+        if self.body is None or self.body.get("model") == model:
+            return self
+        row = from_json(self.data)
+        row["response"]["body"]["model"] = model
+        return type(self).parse(escape_separators(to_json(row, inf_nan_mode="null")) + b"\n")
+
+    def is_escalated(self, raw: RawLine, threshold: float | None) -> bool:
+        """Return whether a second model may be surer: not of a request that is invalid for all.
+
+        Without a threshold, it may be surer of all other decisions.
+        """
+        if self.body is not None:
+            is_decided = "answers" in self.body
+            return is_decided and (threshold is None or self.confidence < threshold)
+        try:
+            line = parse_line(raw)
+            check_request(line.url, line.body, None)
+        except (LineError, RequestError):
+            return False
+        return True
+
+
+def _confidence(answer: Mapping[str, Any]) -> float:
+    """Return the probability of the most likely option; 0 for a refusal."""
+    shares: Any = answer.get("probabilities")
+    if isinstance(shares, Mapping):
+        return float(max(shares.values()))
+    if isinstance(shares, Sequence):
+        return float(max(each["probability"] for each in shares))
+    if (probability := answer.get("probability")) is not None:
+        return max(float(probability), 1 - float(probability))
+    return 0.0

@@ -1,0 +1,214 @@
+"""Cascades: workers of two models run the shards of one batch, one after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_core import to_json
+
+from tests.emulators import MODEL, Emulator
+from tests.handler.finalize.rig import plenty
+from tests.handler.worker.fakes import FaultyAws, QuickAws
+from tests.handler.worker.rig import Rig, Work, until
+from tests.long_parameters import with_long
+from tidemill.batch.file.lines import RawLine
+from tidemill.batch.file.rows import row_id_of
+from tidemill.batch.model import Escalation
+from tidemill.batch.states import Status
+from tidemill.handler.aws.calls import Call
+from tidemill.handler.aws.queues import shard_message
+from tidemill.handler.aws.stores.table import active_name
+from tidemill.handler.control.dead_letters import handle_dead_letter
+from tidemill.handler.control.reaper import check_batch, open_work_of, read_round
+from tidemill.handler.errors import AwsError
+from tidemill.handler.finalize.finalize import finalize
+from tidemill.handler.fleet.open_batches import read_batches
+from tidemill.handler.queries.batch_view import describe_batch
+from tidemill.handler.worker.context import context as context_module
+
+LARGE = "large"
+ESCALATION = Escalation(LARGE, LARGE, 0.8)
+BODIES: list[dict[str, Any]] = [
+    {"sure": {MODEL: 0.9, LARGE: 0.1}},
+    {"sure": {MODEL: 0.6, LARGE: 0.95}},
+    {"sure": {LARGE: 0.7}},
+    {"sure": {MODEL: 0.3}},
+]
+"""A sure answer, an unsure one, a failed one, and one with which the large model fails."""
+
+
+@pytest.fixture
+def rig(ministack: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    """Return a deployment of two models with prices."""
+    for name, value in ministack.environment.items():
+        monkeypatch.setenv(name, value)
+    prices = f'{{"{MODEL}": 1.0, "{LARGE}": 5.0}}'
+    return Rig.on(ministack, tmp_path, (MODEL, LARGE), gpu_hour_prices=prices)
+
+
+def batch_of(rig: Rig, **options: Any) -> Work:
+    """Return a batch of decisions with a second model."""
+    bodies = [{"model": MODEL, **body} for body in BODIES]
+    lines = [
+        b'{"custom_id": "c%d", "url": "/v1/decisions", "body": %b}\n' % (number, body)
+        for number, body in enumerate(map(_as_json, bodies), 1)
+    ]
+    return rig.batch(*lines, escalation=ESCALATION, **options)
+
+
+def _as_json(body: dict[str, Any]) -> bytes:
+    return to_json({"input": "x", "questions": [QUESTION], **body})
+
+
+QUESTION = {"type": "predicate", "instructions": "Is it good?"}
+
+
+def answers(work: Work) -> list[tuple[str, str, float]]:
+    """Return ID, model and probability of each successful row."""
+    return [
+        (row["custom_id"], body["model"], body["answers"][0]["probability"])
+        for row in work.sealed()
+        for body in (row["response"]["body"],)
+    ]
+
+
+def is_escalated(work: Work) -> Callable[[], bool]:
+    """Return whether the first shard waits for the large model."""
+    return lambda: work.shard().is_escalated and work.shard().owner is None
+
+
+async def test_unsure_and_failed_rows_are_answered_by_the_second_model(rig: Rig) -> None:
+    """Each line has one row, with the line's ID; counts grow, and both models' tokens count."""
+    work = batch_of(rig)
+    async with rig.worker():
+        await until(is_escalated(work))
+    batch = rig.run(describe_batch(rig.deployment, work.batch, time.time()))
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (1, 0)
+    assert (batch.tidemill.escalate, batch.tidemill.escalated_rows) == (LARGE, 3)
+    tokens, seconds = batch.usage.input_tokens, batch.tidemill.gpu_seconds
+    assert rig.messages(rig.queue) == []
+    async with rig.worker(model=LARGE) as second:
+        await until(lambda: work.is_done)
+    assert len(second.engine.requests) == 3
+    assert answers(work) == [("c1", MODEL, 0.9), ("c2", LARGE, 0.95), ("c3", LARGE, 0.7)]
+    assert work.ids("errors") == ["c4"]
+    raws = [RawLine(number, line.rstrip(b"\n")) for number, line in enumerate(work.lines, 1)]
+    assert [row["id"] for row in work.sealed()] == [row_id_of(raw.digest) for raw in raws[:3]]
+    batch = rig.run(describe_batch(rig.deployment, work.batch, time.time()))
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (3, 1)
+    assert batch.tidemill.escalated_rows == 3
+    assert batch.usage.input_tokens > tokens
+    done = rig.run(rig.deployment.table.get_shard_progress(work.batch)).progress(0)
+    assert done.escalated_gpu_seconds == pytest.approx(done.gpu_seconds - seconds, abs=0.01)
+    assert rig.messages()[-1]["kind"] == "advance"
+
+
+async def test_a_shard_without_unsure_rows_is_done_after_the_first_model(rig: Rig) -> None:
+    """The second model gets nothing."""
+    body = _as_json({"model": MODEL, "sure": {MODEL: 1}})
+    line = b'{"custom_id": "a", "url": "/v1/decisions", "body": %b}\n' % body
+    work = rig.batch(line, escalation=ESCALATION)
+    async with rig.worker():
+        await until(lambda: work.is_done)
+    assert rig.messages(rig.deployment.work[LARGE]) == []
+
+
+STEPS: dict[str, Callable[[Call], bool]] = {
+    "part": lambda call: "/part-" in str(call.arguments.get("Key")),
+    "draft": lambda call: "/draft-" in str(call.arguments.get("Key")),
+    "escalation": lambda call: "#escalated" in str(call.arguments.get("UpdateExpression")),
+    "message": lambda call: "escalated_shard" in str(call.arguments.get("MessageBody")),
+    "deletion": lambda call: call.method == "delete_message",
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "step", "after"),
+    with_long(
+        [(MODEL, "draft", False), (MODEL, "escalation", True), (LARGE, "part", True)],
+        [
+            *((MODEL, "part", after) for after in (False, True)),
+            *((MODEL, "message", after) for after in (False, True)),
+            *((model, "deletion", after) for model in (MODEL, LARGE) for after in (False, True)),
+            *((MODEL, "draft", True), (MODEL, "escalation", False), (LARGE, "part", False)),
+        ],
+    ),
+)
+async def test_a_worker_may_die_at_each_step(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, model: str, step: str, *, after: bool
+) -> None:
+    """The redelivered message of its shard is enough for each line to get its one row."""
+    monkeypatch.setattr(context_module, "PATIENCE_SECONDS", 0)
+    work, dead = batch_of(rig), [False]
+    if model == LARGE:
+        async with rig.worker():
+            await until(is_escalated(work))
+
+    def refuses(call: Call) -> Exception | None:
+        was_dead = dead[0]
+        dead[0] = was_dead or STEPS[step](call)
+        return AwsError("dead") if was_dead or (dead[0] and not after) else None
+
+    async with QuickAws() as aws, rig.worker(model=model, aws=FaultyAws(aws, refuses)):
+        await until(lambda: dead[0])
+    queue = rig.deployment.work[model]
+    rig.run(queue.send(shard_message(work.id, 0, is_escalated=model == LARGE), group=None))
+
+    def later() -> float:
+        return time.time() + 600  # the lease of the dead has lapsed
+
+    async with rig.worker(wall=later), rig.worker(model=LARGE, wall=later):
+        await until(lambda: work.is_done)
+    assert [row[:2] for row in answers(work)] == [("c1", MODEL), ("c2", LARGE), ("c3", LARGE)]
+    assert work.ids("errors") == ["c4"]
+    done = rig.run(rig.deployment.table.get_shard_progress(work.batch)).progress(0)
+    assert (done.completed, done.failed, done.escalated) == (3, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("status", "changes"),
+    [(Status.CANCELLING, {}), (Status.FINALIZING, {"outcome": "expired"})],
+)
+async def test_an_early_end_keeps_the_first_models_answers(
+    rig: Rig, status: Status, changes: dict[str, Any]
+) -> None:
+    """Rows that wait for the second model are those of the first one; their tokens count once."""
+    work = batch_of(rig)
+    async with rig.worker():
+        await until(is_escalated(work))
+    before = rig.run(rig.deployment.table.get_shard_progress(work.batch)).progress(0)
+    work.move(status, **changes)
+    finalize(rig.aws, rig.deployment, work.batch, plenty)
+    assert work.batch.is_terminal
+    assert answers(work) == [("c1", MODEL, 0.9), ("c2", MODEL, 0.6), ("c4", MODEL, 0.3)]
+    assert work.ids("errors") == ["c3"]
+    final = work.batch.final
+    assert final is not None
+    assert (final.completed, final.failed, final.prompt_tokens) == (3, 1, before.prompt_tokens)
+
+
+async def test_lost_messages_of_escalated_shards_are_sent_again(rig: Rig) -> None:
+    """The reaper and dead letters send them to the second model, and count its open work."""
+    work = batch_of(rig, shard_lines=2)
+    rig.run(rig.deployment.table.change_batch(work.id, Status.IN_PROGRESS, shards_rung=2))
+    async with rig.worker():
+        await until(lambda: work.shard(1).is_escalated and work.is_free)
+    rig.messages(rig.queue)
+    second = rig.deployment.work[LARGE]
+    expected = [shard_message(work.id, number, is_escalated=True) for number in (0, 1)]
+    assert sorted(rig.messages(second), key=str) == expected
+    now = int(time.time())
+    seen = read_batches(rig.aws, rig.deployment, [active_name(work.batch)], now)
+    this = read_round(rig.aws, rig.deployment, seen, now)
+    [open_work] = open_work_of(rig.deployment, seen, this)
+    assert (open_work.model, open_work.num_shards, open_work.num_rows) == (LARGE, 2, 3)
+    rig.run(check_batch(rig.deployment, seen[0], this))
+    assert sorted(rig.messages(second), key=str) == expected
+    assert rig.messages(rig.queue) == []
+    dead = to_json(shard_message(work.id, 1)).decode()
+    rig.run(handle_dead_letter(rig.deployment, dead, now))
+    assert rig.messages(second) == expected[1:]
