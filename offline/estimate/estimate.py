@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import BaseModel
 from pydantic_core import from_json
 
+from tidemill.batch.file.expected_tokens import max_output_tokens
 from tidemill.batch.file.lines import LineError, parse_line
 from tidemill.batch.file.unknown_parameters import UnknownParameter
 from tidemill.engine.endpoints.decisions.next_token import num_distinct_tokens
@@ -35,7 +36,6 @@ from tidemill.protocol.contract import EngineError
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.fetched_urls import has_decision_images
 from tidemill.protocol.messages import has_images
-from tidemill.protocol.output_limit import max_output_tokens
 from tidemill.protocol.requests import check_request
 from tidemill.protocol.routes import DECISIONS, ENDPOINTS, SYSTEM_ONE
 
