@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -70,6 +71,9 @@ _SEQUENCE_LISTS = (
     "queries",
     "items",
 )
+
+_MAX_CACHED_CHARS = 256
+_cached_route = lru_cache(maxsize=64)(served_route)
 
 _Request = TypeVar("_Request", bound=BaseModel)
 
@@ -167,9 +171,12 @@ def check_request(
     Checks are in the engine's order: the URL, `stream`, `model` (unless `served_names` is None),
     the rest of the body.
     """
-    route = served_route(url, endpoints)
-    refuse_stream(body)
-    if served_names is not None:
+    # Long URLs are not cached: one may be as long as a line.
+    find = _cached_route if len(url) <= _MAX_CACHED_CHARS else served_route
+    route = find(url, tuple(endpoints))
+    if "stream" in body:
+        refuse_stream(body)
+    if served_names is not None and "model" in body:
         name_of_model(body, served_names)
     return read_score(body) if route is SCORE else read_body(_REQUESTS[route.name], body)
 
