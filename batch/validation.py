@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from tidemill.protocol.errors import ModelNotFound, RequestError
-from tidemill.protocol.names import model_of, own_names
+from tidemill.protocol.names import ANY_MODEL, own_names
 from tidemill.protocol.routes import UNKNOWN_URL, known_route
 from tidemill.protocol.stream import STREAM_MODE, STREAM_NOT_SUPPORTED, is_stream
 from tidemill.protocol.validation import printable
@@ -69,6 +69,8 @@ class LineChecker:
     ) -> None:
         self._findings = findings
         self._models = models
+        # An alias `*` has the model of every other name.
+        self._any_model = (models or {}).get(ANY_MODEL)
         all_models = set((models or {}).values())
         self._only_model = all_models.pop() if len(all_models) == 1 else None
         self._endpoint = endpoint
@@ -89,7 +91,7 @@ class LineChecker:
                 raise _wrong(line, INVALID_METHOD, "method", message)
             self._check_url(line)
             self._check_model(line)
-            if is_stream(line.body):
+            if "stream" in line.body and is_stream(line.body):
                 raise _wrong(line, STREAM_NOT_SUPPORTED, "body.stream", STREAM_MODE)
             good = line
         except LineError as exc:
@@ -122,7 +124,7 @@ class LineChecker:
             words = "is required" if name is None else "must be a string"
             message = f"`model` {words}. {self._served()}"
             raise _wrong(line, "missing_required_parameter", "body.model", message)
-        model = name if self._models is None else model_of(name, self._models)
+        model = name if self._models is None else self._models.get(name) or self._any_model
         if model is None:
             error = ModelNotFound(printable(name, _MAX_SHOWN_CHARS), sorted(self._models or ()))
             message = f"{error.message} {self._more_names}".rstrip()

@@ -1,6 +1,6 @@
 """Counts the files that run on each main code path, by running it under a profiler.
 
-    python -m bench.ways [step] [chat] [drop] [row] [--files]
+    python -m bench.ways [step] [chat] [drop] [row] [csv] [--files]
 
 A file counts when one of its functions is called while the path is recorded, on any thread; the
 bodies of modules do not count, functions that numba compiled do. Needs MiniStack for `drop`.
@@ -9,7 +9,9 @@ bodies of modules do not count, functions that numba compiled do. Needs MiniStac
   without the engine's thread; drafts add four files.
 - chat: the second plain chat of a server in this process, from ASGI request to response.
 - drop: one run of the control Lambda for a new file, with its calls to AWS.
-- row: from the engine's reply to the flushed output of `tidemill run`.
+- row: from the engine's reply to the flushed output of `tidemill run`, without clocks that tick.
+- csv: a row of a table through `tidemill run`, from the CSV file to the CSV file, without the
+  engine. A file counts if one of its functions is called as often as the table has rows.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import httpx
@@ -55,7 +57,10 @@ _KERNELS = "engine/kernels/"
 # The first steps are prefill, and a pipelined loop is one step behind.
 _WARM_STEPS = 8
 _NUM_LINES = 3
+_NUM_TABLE_ROWS = 200
 _TIMEOUT_SECONDS = 60.0
+# They run at intervals, whatever the rows do.
+_CLOCKS = frozenset({"protocol/stall.py", "server/loop_lag.py"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ class Recorder:
 
     files: set[str] = field(default_factory=set)
     main_thread_files: set[str] = field(default_factory=set)
+    num_calls: Counter[CodeType] = field(default_factory=Counter)
     is_on: bool = False
 
     def profile(self, frame: FrameType, event: str, _argument: object) -> None:
@@ -92,6 +98,7 @@ class Recorder:
         ):
             name = code.co_filename.removeprefix(_PACKAGE)
             self.files.add(name)
+            self.num_calls[code] += 1
             if threading.current_thread() is threading.main_thread():
                 self.main_thread_files.add(name)
 
@@ -260,7 +267,49 @@ def record_row() -> Way:
         words = ["run", "-i", str(source), "-o", str(output)]
         options = options_from(make_parser().parse_args(words))
         run_job(options, load=lambda *_, **__: HeldEngine(recorder, output))
+    recorder.files -= _CLOCKS
     return recorder.way("a row: engine to output")
+
+
+class PromptReply:
+    """Replies to each chat at once with a completion that echoes its prompt."""
+
+    async def respond(
+        self, url: str, body: Mapping[str, Any], request_id: str, created: int
+    ) -> Reply:
+        """Return the completion."""
+        del url
+        message = {"role": "assistant", "content": body["messages"][0]["content"]}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        answer = {"id": request_id, "created": created, "model": demo.NAME, "choices": [choice]}
+        return Reply(200, answer, Usage(1, 0, 1))
+
+    def info(self) -> EngineInfo:
+        """Return a model without weights."""
+        return EngineInfo(demo.NAME, None, "bench", "cpu", 0, _NUM_LINES)
+
+    def stats(self) -> EngineStats:
+        """Return zeros."""
+        return EngineStats(0, 0, 0.0, 0, 0, 0, 0)
+
+    def close(self) -> None:
+        """Release nothing."""
+
+
+def record_csv() -> Way:
+    """Record a run of a CSV file, and keep the files that run once for each of its rows."""
+    recorder = Recorder()
+    with tempfile.TemporaryDirectory() as folder, recorder.installed(), recorder.recording():
+        source, output = Path(folder) / "in.csv", Path(folder) / "out.csv"
+        rows = "".join(f"{number},a word {number}\n" for number in range(_NUM_TABLE_ROWS))
+        source.write_text(f"number,text\n{rows}")
+        words = ["run", "-i", str(source), "-o", str(output), "--prompt", "Say {{text}}"]
+        options = options_from(make_parser().parse_args(words))
+        run_job(options, load=lambda *_, **__: PromptReply())
+        assert output.read_text().count("a word") == 2 * _NUM_TABLE_ROWS
+    counted = [code for code, count in recorder.num_calls.items() if count >= _NUM_TABLE_ROWS]
+    recorder.files = {code.co_filename.removeprefix(_PACKAGE) for code in counted}
+    return recorder.way("a row of a CSV file, without the engine")
 
 
 def _line(number: int) -> str:
@@ -274,6 +323,7 @@ WAYS: Mapping[str, Callable[[], Way]] = {
     "chat": record_chat,
     "drop": record_drop,
     "row": record_row,
+    "csv": record_csv,
 }
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from .constraints.request import ConstrainedRequest
+from .constraints.request import CONSTRAINT_FIELDS, ConstrainedRequest
 from .errors import RequestError
 from .fields import NumLogprobs, Whole
 from .messages import Message
@@ -56,7 +56,11 @@ class ChatCompletionRequest(ToolFields, ConstrainedRequest):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        """Refuse parameters that contradict each other."""
+        """Refuse parameters that contradict each other, and unsupported constraints and tools."""
+        if not self.model_fields_set.isdisjoint(CONSTRAINT_FIELDS):
+            self.parse_constraint()
+        if self.tools or self.tool_choice is not None:
+            self.check_tools()
         if self.top_logprobs and not self.logprobs:
             raise RequestError(
                 "`top_logprobs` requires `logprobs` to be true.", param="top_logprobs"
@@ -98,7 +102,7 @@ class ChatCompletionRequest(ToolFields, ConstrainedRequest):
     @property
     def is_constrained(self) -> bool:
         """Say whether a constraint governs the answers or their tool calls."""
-        return super().is_constrained or self.constrains_calls
+        return super().is_constrained or (bool(self.tools) and self.constrains_calls)
 
     @property
     def num_logprobs(self) -> int | None:

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
-from .constraints.request import ConstrainedRequest
+from .constraints.request import CONSTRAINT_FIELDS, ConstrainedRequest
 from .errors import RequestError
 from .fields import NumLogprobs
 from .prompts import Prompts
@@ -23,7 +23,9 @@ class CompletionRequest(ConstrainedRequest):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        """Refuse parameters that contradict each other."""
+        """Refuse parameters that contradict each other, and unsupported constraints."""
+        if not self.model_fields_set.isdisjoint(CONSTRAINT_FIELDS):
+            self.parse_constraint()
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             raise RequestError(
                 "`max_tokens` must be at least 1; 0 scores the prompt and requires `echo` or"

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
 from .fields import Text, fault
-from .parts import Content, ImagePart, TextPart
+from .parts import ImagePart, Part, TextPart, is_image
 from .tools import ToolCall
 
 
@@ -21,6 +29,23 @@ def _absent(value: object) -> object:
     if value not in (None, [], {}):
         raise ValueError("is not supported: remove it")
     return value
+
+
+def _form_of_content(value: object) -> str | None:
+    if isinstance(value, str):
+        return "<text>"
+    return "<parts>" if isinstance(value, list) else None
+
+
+Content = Annotated[
+    Annotated[Text, Tag("<text>")]
+    | Annotated[list[Part], Field(fail_fast=True, min_length=1), Tag("<parts>")],
+    Discriminator(
+        _form_of_content,
+        custom_error_type="content_form",
+        custom_error_message="Input should be a string or a list of parts",
+    ),
+]
 
 
 class Message(BaseModel):
@@ -78,3 +103,13 @@ class Message(BaseModel):
     def other_fields(self) -> dict[str, Any]:
         """Return the unknown fields, which only templates read, such as `name`."""
         return self.__pydantic_extra__ or {}
+
+
+def has_images(body: dict[str, Any]) -> bool:
+    """Say whether a body, valid or not, has an image part."""
+    messages = body.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list) and any(map(is_image, content)):
+            return True
+    return False

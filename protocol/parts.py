@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -10,7 +10,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Discriminator,
-    Field,
     Tag,
 )
 
@@ -36,12 +35,6 @@ CheckedUrl = Annotated[str, AfterValidator(_image_url)]
 
 def _as_object(value: object) -> object:
     return {"url": value} if isinstance(value, str) else value
-
-
-def _form_of_content(value: object) -> str | None:
-    if isinstance(value, str):
-        return "<text>"
-    return "<parts>" if isinstance(value, list) else None
 
 
 def _form_of_part(value: object) -> str:
@@ -90,22 +83,8 @@ Part = Annotated[
     | Annotated[OtherPart, Tag("<other>")],
     Discriminator(_form_of_part),
 ]
-Content = Annotated[
-    Annotated[Text, Tag("<text>")]
-    | Annotated[list[Part], Field(fail_fast=True, min_length=1), Tag("<parts>")],
-    Discriminator(
-        _form_of_content,
-        custom_error_type="content_form",
-        custom_error_message="Input should be a string or a list of parts",
-    ),
-]
 
 
-def has_images(body: dict[str, Any]) -> bool:
-    """Say whether a body, valid or not, has an image part."""
-    messages = body.get("messages")
-    for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, dict) else None
-        if isinstance(content, list) and any(_form_of_part(part) == "<image>" for part in content):
-            return True
-    return False
+def is_image(part: object) -> bool:
+    """Say whether a part of a body, valid or not, is an image."""
+    return _form_of_part(part) == "<image>"

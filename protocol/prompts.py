@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from .chat import ChatCompletionRequest
-from .decisions.questions import MAX_ORDERS
-from .fields import MAX_CHOICES, Count, Text, encodable, fault
+from .fields import Count, Text, encodable, fault
 
 MAX_PROMPTS = 2_048
 _SLICE_ITEMS = 100_000
-
-# Fields of all endpoints with a list of about one sequence per item.
-_LISTS = (
-    "prompt",
-    "input",
-    "documents",
-    "text_1",
-    "text_2",
-    "data_1",
-    "data_2",
-    "queries",
-    "items",
-)
 
 _FORMS = "must be a string, a list of strings, a list of token IDs or a list of such lists"
 
@@ -82,23 +68,6 @@ def _are_all(items: Sequence[object], kind: type) -> bool:
     return bool(items) and all(
         set(map(type, items[start : start + _SLICE_ITEMS])) == {kind} for start in slices
     )
-
-
-def num_sequences(body: Mapping[str, Any]) -> int:
-    """Return an estimate of the number of sequences of a body, valid or not."""
-    count = 1
-    for name in _LISTS:
-        value = body.get(name)
-        if isinstance(value, list) and value and not isinstance(value[0], int):
-            count = max(count, len(value))
-    questions, orders = body.get("questions"), body.get("debias")
-    if isinstance(questions, (list, dict)):
-        num_orders = orders if isinstance(orders, int) and 0 < orders <= MAX_ORDERS else 1
-        count = max(count, len(questions) * num_orders)
-    num_choices = body.get("n")
-    if isinstance(num_choices, int) and 0 < num_choices <= MAX_CHOICES:
-        return count * num_choices
-    return count
 
 
 def _prompt(value: object) -> Prompt:

@@ -5,7 +5,9 @@ An engine responds with these errors; a file check before loading the engine pre
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -15,8 +17,11 @@ from .audio import TranscriptionRequest, TranslationRequest
 from .chat import ChatCompletionRequest
 from .completions import CompletionRequest
 from .decisions.openai_body import DecisionRequest
+from .decisions.questions import MAX_ORDERS
 from .decisions.systemone_body import SystemOneRequest
 from .embeddings import EmbeddingRequest
+from .errors import RequestError
+from .fields import MAX_CHOICES
 from .names import name_of_model
 from .routes import (
     CHAT_COMPLETIONS,
@@ -45,15 +50,30 @@ from .unsupported import (
     TRANSLATION,
     VECTORS,
     NeutralValues,
-    refuse_unsupported,
 )
-from .validation import parse
+from .validation import parse, short_repr
 
 PROMPT_FIELDS = (
     *("messages", "prompt", "input", "state"),
     *("query", "queries", "documents", "items", "text_1", "text_2", "data_1", "data_2"),
 )
 """Body fields that contain the model's input, except audio."""
+
+# Fields of all endpoints with a list of about one sequence per item.
+_SEQUENCE_LISTS = (
+    "prompt",
+    "input",
+    "documents",
+    "text_1",
+    "text_2",
+    "data_1",
+    "data_2",
+    "queries",
+    "items",
+)
+
+_MAX_CACHED_CHARS = 256
+_cached_route = lru_cache(maxsize=64)(served_route)
 
 _Request = TypeVar("_Request", bound=BaseModel)
 
@@ -95,6 +115,32 @@ def neutral_values(kind: type[BaseModel]) -> NeutralValues:
     return _NEUTRAL_VALUES.get(kind, GENERATION)
 
 
+def refuse_unsupported(body: Mapping[str, Any], neutral: NeutralValues = GENERATION) -> None:
+    """Raise a `RequestError` with the name of the body's first unsupported parameter, if any.
+
+    `neutral` has the values of each that change nothing: they are allowed, and so is null.
+    `best_of` is allowed if it equals `n`.
+    """
+    for name in sorted(body.keys() & neutral.keys()):
+        value = body[name]
+        if value is None or value in neutral[name]:
+            continue
+        allowed = " or ".join(json.dumps(item) for item in (None, *neutral[name]))
+        raise _unsupported(name, value, allowed)
+    best_of = body.get("best_of")
+    choices = 1 if body.get("n") is None else body["n"]
+    if best_of is not None and best_of != choices:
+        raise _unsupported("best_of", best_of, "null, or the same as `n`")
+
+
+def _unsupported(name: str, value: object, allowed: str) -> RequestError:
+    return RequestError(
+        f"`{name}` is not supported: remove it or send {allowed}; got {short_repr(value)}.",
+        param=name,
+        code="unsupported_parameter",
+    )
+
+
 def read_body(kind: type[_Request], body: Mapping[str, Any]) -> _Request:
     """Return a body parsed as a request of its endpoint.
 
@@ -125,8 +171,28 @@ def check_request(
     Checks are in the engine's order: the URL, `stream`, `model` (unless `served_names` is None),
     the rest of the body.
     """
-    route = served_route(url, endpoints)
-    refuse_stream(body)
-    if served_names is not None:
+    # Long URLs are not cached: one may be as long as a line.
+    find = _cached_route if len(url) <= _MAX_CACHED_CHARS else served_route
+    route = find(url, tuple(endpoints))
+    if "stream" in body:
+        refuse_stream(body)
+    if served_names is not None and "model" in body:
         name_of_model(body, served_names)
     return read_score(body) if route is SCORE else read_body(_REQUESTS[route.name], body)
+
+
+def num_sequences(body: Mapping[str, Any]) -> int:
+    """Return an estimate of the number of sequences of a body, valid or not."""
+    count = 1
+    for name in _SEQUENCE_LISTS:
+        value = body.get(name)
+        if isinstance(value, list) and value and not isinstance(value[0], int):
+            count = max(count, len(value))
+    questions, orders = body.get("questions"), body.get("debias")
+    if isinstance(questions, (list, dict)):
+        num_orders = orders if isinstance(orders, int) and 0 < orders <= MAX_ORDERS else 1
+        count = max(count, len(questions) * num_orders)
+    num_choices = body.get("n")
+    if isinstance(num_choices, int) and 0 < num_choices <= MAX_CHOICES:
+        return count * num_choices
+    return count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -14,7 +14,6 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
-    model_validator,
 )
 
 from .constraints.schemas import SchemaRules, served_schema
@@ -169,8 +168,7 @@ class ToolFields(BaseModel):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
-    @model_validator(mode="after")
-    def _tools_agree(self) -> Self:
+    def check_tools(self) -> None:
         """Refuse duplicate tool names, and a choice of an unknown tool."""
         names = [tool.function.name for tool in self.tools or ()]
         for place, tool in enumerate(self.tools or ()):
@@ -188,7 +186,7 @@ class ToolFields(BaseModel):
                 )
         choice = self.tool_choice
         if choice in (None, "auto", "none"):
-            return self
+            return
         if not names:
             raise RequestError(
                 "`tool_choice` requires `tools`.",
@@ -205,7 +203,6 @@ class ToolFields(BaseModel):
                     f"`{param}` must be the name of one of the `tools`; got '{one.function.name}'.",
                     param=param,
                 )
-        return self
 
     @property
     def offered_tools(self) -> Sequence[Tool]:

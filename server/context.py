@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from dataclasses import dataclass, field
 
 from tidemill.protocol.contract import Online
@@ -25,8 +24,3 @@ class ServerContext:
     metrics: ServerMetrics
     body_reader: BodyReader
     started: int = field(default_factory=lambda: int(time.time()))
-
-
-def new_request_id() -> str:
-    """Return a unique request id; it keys the randomness of a request without a seed."""
-    return f"req_{uuid.uuid4().hex}"

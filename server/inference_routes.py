@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -14,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from tidemill.protocol.bodies import error_body
 from tidemill.protocol.contract import Reply, StreamedReply
-from tidemill.protocol.prompts import num_sequences
+from tidemill.protocol.requests import num_sequences
 from tidemill.protocol.routes import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
@@ -27,7 +28,7 @@ from tidemill.protocol.routes import (
 )
 from tidemill.protocol.stream import is_stream
 
-from .context import ServerContext, new_request_id
+from .context import ServerContext
 from .disconnect import run_until_disconnect
 from .errors import internal_error, reply_response
 from .sse import COMMENT, DONE, MEDIA_TYPE, format_event, sse_events, stream_response
@@ -47,6 +48,11 @@ PATHS = (*(url for route in (*_GENERATION, *_OTHERS) for url in sorted(route.exa
 def routes(context: ServerContext) -> list[Route]:
     """Return the inference routes with JSON bodies."""
     return [Route(path, InferenceRoute(context), methods=["POST"]) for path in PATHS]
+
+
+def new_request_id() -> str:
+    """Return a unique request id; it keys the randomness of a request without a seed."""
+    return f"req_{uuid.uuid4().hex}"
 
 
 class InferenceRoute:
@@ -74,7 +80,7 @@ class InferenceRoute:
         with self.context.admission.admit(num_sequences(body)):
             coroutine = self.context.engine.answer(url, body, new_request_id(), int(time.time()))
             reply: Reply | StreamedReply | None
-            if is_stream(body):
+            if "stream" in body and is_stream(body):
                 reply = await self._stream(coroutine, receive, send)
             else:
                 reply = await run_until_disconnect(receive, coroutine)

@@ -15,9 +15,10 @@ from tidemill.protocol.names import ANY_MODEL, own_names
 from tidemill.protocol.routes import TOKENIZER_INFO
 from tidemill.protocol.validation import printable
 
-from .context import ServerContext, new_request_id
+from .context import ServerContext
 from .errors import json_response, reply_response, stopping
 from .guide import NO_KEY, YOUR_KEY, guide_text
+from .inference_routes import new_request_id
 
 OPEN_PATHS = frozenset({"/", "/health", "/ping"})
 """Paths that need no key: load balancers and first-time visitors have none."""

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tidemill.protocol.output_limit import UNTOLD_TOKENS, max_output_tokens
-
 PREFILL_SHARE: Final = 1 / 8
 """Cost of a prompt token, in generated tokens."""
+
+UNTOLD_TOKENS: Final = 512
+"""Estimate for a body without a limit, while nothing is known about its answers."""
 
 BYTES_A_TOKEN: Final = 4
 # Longer lines contain images or audio, whose bytes are not text.
 _MAX_TEXT_BYTES: Final = 2**17
 # A practical limit whatever a line requests, because a table stores the sum over all lines.
 _MAX_OUTPUT: Final = 2**20
+_WRITING: Final = frozenset({"messages", "prompt", "file"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,24 @@ NO_TOKENS: Final = ExpectedTokens()
 def work_of(input_tokens: float, output_tokens: float) -> float:
     """Return the cost of tokens, in generated tokens."""
     return PREFILL_SHARE * input_tokens + output_tokens
+
+
+def max_output_tokens(body: Mapping[str, Any]) -> int | None:
+    """Return the maximum number of tokens in all answers of a body; None without a limit.
+
+    It is 0 for vectors and scores, which have no output.
+    """
+    if _WRITING.isdisjoint(body):
+        return 0
+    most = body.get("max_completion_tokens")
+    most = body.get("max_tokens") if most is None else most
+    if not isinstance(most, int) or most < 0:
+        return None
+    prompts, num_choices = body.get("prompt"), body.get("n")
+    is_list = isinstance(prompts, list) and bool(prompts) and not isinstance(prompts[0], int)
+    num_answers = len(prompts) if is_list and prompts is not None else 1
+    num_answers *= num_choices if isinstance(num_choices, int) and num_choices > 0 else 1
+    return most * num_answers
 
 
 def expected_tokens(body: Mapping[str, Any], num_bytes: int) -> ExpectedTokens:

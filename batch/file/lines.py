@@ -135,6 +135,7 @@ class RawLine(NamedTuple):
 class Line:
     """One request of a file. `digest` is `RawLine.digest`: IDs of rows and replies derive from it.
 
+    Those of a reply derive from its `request_id`, which contains nothing random.
     A run accepts any `method`, as vLLM does; a batch accepts only POST, as OpenAI does.
     """
 
@@ -143,12 +144,8 @@ class Line:
     url: str
     body: dict[str, Any]
     digest: str
+    request_id: str
     method: str = METHOD
-
-    @property
-    def request_id(self) -> str:
-        """The ID that the reply's IDs derive from; it contains nothing random."""
-        return f"req_{self.digest}"
 
 
 def read_lines(
@@ -225,7 +222,9 @@ def parse_line(raw: RawLine, *, in_slices: bool = False) -> Line:
             param="method",
             custom_id=known_id,
         )
-    return Line(raw.number, str(custom_id), fields["url"], fields["body"], raw.digest, method)
+    digest = raw.digest
+    url, body = fields["url"], fields["body"]
+    return Line(raw.number, str(custom_id), url, body, digest, f"req_{digest}", method)
 
 
 def _parse_object(raw: RawLine, *, in_slices: bool) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pydantic_core import to_json
 
 from tidemill.batch.batch_object import MAX_LISTED_ERRORS
 from tidemill.batch.file.duplicate_ids import DuplicateFinder
-from tidemill.batch.file.expected_tokens import BYTES_A_TOKEN
+from tidemill.batch.file.expected_tokens import BYTES_A_TOKEN, max_output_tokens
 from tidemill.batch.file.formats import FileFormat, detect_file, open_lines
 from tidemill.batch.file.lines import FormatError, Line, check_line_length, read_lines
 from tidemill.batch.file.unknown_parameters import UnknownParameters
@@ -30,7 +30,6 @@ from tidemill.batch.validation import (
 from tidemill.offline.console.error_summary import ErrorSummary
 from tidemill.protocol.constraints.request import asks_for_automaton
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.output_limit import max_output_tokens
 from tidemill.protocol.requests import PROMPT_FIELDS, check_request
 from tidemill.protocol.routes import CHAT_COMPLETIONS, COMPLETIONS, find_route
 

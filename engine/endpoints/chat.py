@@ -11,7 +11,7 @@ from tidemill.protocol.bodies import completion_body, response_id
 from tidemill.protocol.chat import ChatCompletionRequest
 from tidemill.protocol.contract import Reply
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.parts import has_images
+from tidemill.protocol.messages import has_images
 from tidemill.protocol.requests import read_body
 from tidemill.protocol.routes import CHAT_COMPLETIONS
 from tidemill.protocol.stream import StreamOptions

@@ -77,7 +77,7 @@ def choice_body(
         logprobs=logprobs,
         finish_reason=finish_reason(result.finish_reason, has_calls=bool(answer.calls)),
         stop_reason=choice.stop_reason,
-        warnings=[*request.notes, *answer.warnings],
+        warnings=[*(request.notes if request.is_constrained else ()), *answer.warnings],
     )
     if request.return_token_ids:
         shown["token_ids"] = result.token_ids

@@ -65,7 +65,9 @@ class ChatPreprocessor:
                 param="messages",
                 code="chat_template_missing",
             )
-        tools = [tool.as_template_reads() for tool in request.offered_tools]
+        tools = (
+            [tool.as_template_reads() for tool in request.offered_tools] if request.tools else []
+        )
         if tools and not self._template.knows_tools:
             raise RequestError(
                 "This model's chat template does not support tools: pass another one with"
@@ -87,7 +89,7 @@ class ChatPreprocessor:
 
     def _parsers_for(self, request: ChatCompletionRequest) -> ParserSet:
         """Return the parsers of a request's answers, which depend on whether it offers tools."""
-        if not request.offered_tools:
+        if not (request.tools and request.offered_tools):
             return self._parsers_without_calls
         if request.needs_call:
             return self._parsers.with_forced_calls
@@ -125,7 +127,7 @@ class ChatPreprocessor:
 def _may_be_constrained(request: ChatCompletionRequest) -> bool:
     """Return whether a request constrains its answers; a plain chat does not."""
     budget, tools = request.thinking_token_budget, request.tools
-    return request.output_constraint is not None or budget is not None or bool(tools)
+    return request.is_constrained or budget is not None or bool(tools)
 
 
 def _variables(request: ChatCompletionRequest) -> dict[str, Any]:

@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from tidemill.protocol.bodies import error_body
-from tidemill.protocol.constraints.request import asks_for_automaton
+from tidemill.protocol.constraints.request import AUTOMATON_FIELDS, asks_for_automaton
 from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats, Reply, StreamedReply
 from tidemill.protocol.errors import InternalError, RequestError
 from tidemill.protocol.in_flight import InFlightLimiter
 from tidemill.protocol.names import name_of_model, own_names
-from tidemill.protocol.prompts import num_sequences
+from tidemill.protocol.requests import num_sequences
 from tidemill.protocol.routes import UNKNOWN_URL, not_served
 from tidemill.protocol.stream import (
     STREAM_NOT_SUPPORTED,
@@ -93,8 +93,9 @@ class Dispatcher:
     ) -> None:
         if not own_names(model_names):
             raise ValueError("model_names must contain at least one model name")
-        self._endpoints: list[Endpoint[Any, Any, Any]] = list(endpoints)
-        self._online: list[Endpoint[Any, Any, Any]] = [*self._endpoints, *online]
+        offline = list(endpoints)
+        self._endpoints = EndpointTable(offline)
+        self._online = EndpointTable([*offline, *online])
         self._engine: Engine[Any, Any] = engine
         # One executor per priority: interactive requests never queue behind rows of files.
         # Threads take at most half of the cores; the rest is for the event loop and the model's
@@ -115,7 +116,8 @@ class Dispatcher:
         self._info = info
         self._shows_cached_tokens = shows_cached_tokens
         self._model_names = (*model_names, *adapters)
-        self._adapters = {name: number for number, name in enumerate(adapters, start=1)}
+        self._adapters = dict.fromkeys(model_names, 0)
+        self._adapters |= {name: number for number, name in enumerate(adapters, start=1)}
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Answer one request; an invalid request gets an error reply.
@@ -134,14 +136,15 @@ class Dispatcher:
         )
 
     async def _reply(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
-        endpoint = find_endpoint(url, self._endpoints)
+        endpoint = self._endpoints.find(url)
         refuse_stream(body)
         return await self._run(endpoint, body, self._heading(body, request_id, created))
 
     async def _reply_or_stream(
         self, url: str, body: dict[str, Any], request_id: str, created: int
     ) -> Reply | StreamedReply:
-        endpoint, options = find_endpoint(url, self._online), stream_options(body)
+        endpoint = self._online.find(url)
+        options = stream_options(body) if "stream" in body else None
         metadata = replace(self._heading(body, request_id, created), priority=_INTERACTIVE)
         if options is None:
             return await self._run(endpoint, body, metadata)
@@ -152,7 +155,9 @@ class Dispatcher:
         return StreamedReply(chunks)
 
     def _heading(self, body: dict[str, Any], request_id: str, created: int) -> RequestMetadata:
-        name = name_of_model(body, self._model_names)
+        name = body.get("model")
+        if not isinstance(name, str) or name not in self._adapters:
+            name = name_of_model(body, self._model_names)
         return RequestMetadata(
             name,
             request_id,
@@ -275,7 +280,7 @@ class Dispatcher:
         """Return a prepared body; its media count against the limits until `stack` exits."""
         fetched = endpoint.fetched(body) if isinstance(endpoint, FetchingEndpoint) else None
         if fetched is None:
-            is_constrained = asks_for_automaton(body)
+            is_constrained = not AUTOMATON_FIELDS.isdisjoint(body) and asks_for_automaton(body)
             executors = self._compiling if is_constrained else self._preparing
             executor = executors[metadata.priority]
             size = body_size(body)
@@ -314,14 +319,21 @@ def _compile_executor() -> BoundedExecutor:
     return BoundedExecutor(short_bytes=-1, num_threads=_MAX_COMPILING)
 
 
-def find_endpoint(
-    url: str, endpoints: Sequence[Endpoint[Any, Any, Any]]
-) -> Endpoint[Any, Any, Any]:
-    """Return the endpoint of a URL; raise `RequestError` if there is none."""
-    for endpoint in endpoints:
-        if endpoint.route.matches(url):
-            return endpoint
-    raise not_served(url, [endpoint.route.name for endpoint in endpoints])
+class EndpointTable:
+    """Finds the endpoint of a URL."""
+
+    def __init__(self, endpoints: Sequence[Endpoint[Any, Any, Any]]) -> None:
+        self._endpoints = endpoints
+        self._by_url = {url: each for each in endpoints for url in each.route.exact}
+
+    def find(self, url: str) -> Endpoint[Any, Any, Any]:
+        """Return the endpoint of a URL; raise `RequestError` if there is none."""
+        if (exact := self._by_url.get(url)) is not None:
+            return exact
+        for endpoint in self._endpoints:
+            if endpoint.route.matches(url):
+                return endpoint
+        raise not_served(url, [endpoint.route.name for endpoint in self._endpoints])
 
 
 async def _always_reply(answer: Awaitable[_AnswerT], request_id: str) -> _AnswerT | Reply:

@@ -17,12 +17,6 @@ from ..deployment import Deployment
 from ..observability import logger
 
 
-def update_pause(deployment: Deployment, batch: Batch, now: int) -> Operation[Pause | None]:
-    """Record whether a running batch is paused, and return the reason; None if it is not."""
-    pause = yield from deployment.limits.find_pause(batch.tenant, now)
-    return (yield from record_pause(deployment, batch, pause, now))
-
-
 def record_pause(
     deployment: Deployment, batch: Batch, pause: Pause | None, now: int
 ) -> Operation[Pause | None]:

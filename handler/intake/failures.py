@@ -5,11 +5,8 @@ Failures of AWS services do not count: an outage is not the file's fault.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
-from tidemill.batch.errors import HandlerError
 from tidemill.batch.model import Batch, BatchError
 from tidemill.batch.states import Status
 from tidemill.protocol.validation import printable
@@ -23,32 +20,29 @@ MAX_FAILURES: Final = 3
 _MAX_REASON_CHARS = 300
 
 
-@contextmanager
-def counting_failures(aws: Aws, deployment: Deployment, batch: Batch, now: float) -> Iterator[None]:
+def is_ended_by_failure(
+    aws: Aws, deployment: Deployment, batch: Batch, now: float, failure: Exception
+) -> bool:
     """Count an exception of a run, which the message repeats; the third one ends the batch.
 
-    The third is logged and suppressed, so that its message is deleted.
+    The third is logged. Its caller suppresses it, so that the message is deleted.
     """
-    try:
-        yield
-    except HandlerError:
-        raise
-    except Exception as exc:
-        if not _is_last(aws, deployment, batch):
-            raise
-        logger.exception("intake failed", batch_id=batch.id)
-        words = f"{type(exc).__name__}: {exc}".removesuffix(": ")
-        reason = printable(words[:_MAX_REASON_CHARS])
-        message = f"The file could not be read in {MAX_FAILURES} attempts: {reason}"
-        end_batch(
-            aws,
-            deployment,
-            batch.id,
-            Status.FAILED,
-            int(now),
-            errors=(*batch.errors, BatchError("internal_error", message)),
-            num_errors=batch.num_errors + 1,
-        )
+    if not _is_last(aws, deployment, batch):
+        return False
+    logger.exception("intake failed", batch_id=batch.id)
+    words = f"{type(failure).__name__}: {failure}".removesuffix(": ")
+    reason = printable(words[:_MAX_REASON_CHARS])
+    message = f"The file could not be read in {MAX_FAILURES} attempts: {reason}"
+    end_batch(
+        aws,
+        deployment,
+        batch.id,
+        Status.FAILED,
+        int(now),
+        errors=(*batch.errors, BatchError("internal_error", message)),
+        num_errors=batch.num_errors + 1,
+    )
+    return True
 
 
 def _is_last(aws: Aws, deployment: Deployment, batch: Batch) -> bool:

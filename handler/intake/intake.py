@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 from tidemill.batch.batch_object import MAX_LISTED_ERRORS
+from tidemill.batch.errors import HandlerError
 from tidemill.batch.file.duplicate_ids import DuplicateFinder
 from tidemill.batch.file.formats import (
     HEAD_BYTES,
@@ -43,7 +44,7 @@ from ..lifecycle.batch_lock import LOCK_SECONDS, BatchLock, LockLost, Requeue
 from ..observability import logger
 from .convert import abort_conversion, convert_to_jsonl
 from .escalation import escalation_of
-from .failures import counting_failures
+from .failures import is_ended_by_failure
 from .new_batch import SHORT_BYTES
 from .phases import advance_phase
 from .scan_summary import ScanSummary, shards_of
@@ -174,8 +175,7 @@ def ingest(
         return lock.batch
     delay_seconds: float | None = None
     try:
-        with counting_failures(aws, deployment, batch, lock.now()):
-            _ingest(lock, chunk_bytes, is_patient=is_patient)
+        _ingest_counted(lock, chunk_bytes, is_patient=is_patient)
     except Requeue as exc:
         delay_seconds = exc.delay_seconds
     except LockLost as exc:
@@ -207,6 +207,17 @@ def _send(deployment: Deployment, batch: Batch, delay_seconds: float = 0.0) -> O
     """Send the message for the next run."""
     message = intake_message(batch.id)
     yield from deployment.intake.send(message, group=batch.tenant, delay_seconds=delay_seconds)
+
+
+def _ingest_counted(lock: BatchLock, chunk_bytes: int, *, is_patient: bool) -> None:
+    """Ingest, and count an exception: the last one that counts ends the batch instead."""
+    try:
+        _ingest(lock, chunk_bytes, is_patient=is_patient)
+    except HandlerError:
+        raise
+    except Exception as exc:
+        if not is_ended_by_failure(lock.aws, lock.deployment, lock.batch, lock.now(), exc):
+            raise
 
 
 def _ingest(lock: BatchLock, chunk_bytes: int, *, is_patient: bool) -> None:

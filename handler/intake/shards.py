@@ -16,7 +16,7 @@ from ..aws.queues import advance_message, message_batches, shard_message
 from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..fleet.demand import open_work
-from ..fleet.pause import update_pause
+from ..fleet.pause import record_pause
 from ..fleet.scale import scale_for_batch
 from ..lifecycle.batch_lock import RESERVE_SECONDS
 from ..observability import logger
@@ -83,14 +83,17 @@ def enqueue_shards(
         logger.error("model has no queue", batch_id=batch.id, model=batch.model)
         return
     rung, now = batch.shards_rung, int(time.time())
-    is_paused = aws.run(update_pause(deployment, batch, now)) is not None
+    pause = aws.run(deployment.limits.find_pause(batch.tenant, now))
+    if pause is not None or batch.pause is not None:
+        pause = aws.run(record_pause(deployment, batch, pause, now))
+    starts_workers = pause is None and bool(deployment.settings.fleets)
     while rung < batch.num_shards:
         until = min(rung + _RING_AT_ONCE, batch.num_shards)
         for messages in message_batches(
             shard_message(batch.id, number) for number in range(rung, until)
         ):
             aws.run(queue.send_all(messages, group=batch.tenant))
-        if rung == batch.shards_rung and not is_paused:
+        if rung == batch.shards_rung and starts_workers:
             work = open_work(batch, Progress(), num_shards=batch.shards_left)
             aws.run(scale_for_batch(deployment, work, now))
         rung = until

@@ -26,7 +26,7 @@ from ..lifecycle.batch_lock import LockLost
 from ..observability import logger
 from .control_messages import IntakeStep
 from .convert import abort_conversion
-from .failures import counting_failures
+from .failures import is_ended_by_failure
 from .intake import ingest
 from .phases import scans_of_unit
 from .scan_store import ScanStore, read_each
@@ -161,11 +161,15 @@ class _UnitRun:
 
     def _counted(self, unit: WorkUnit, reading: IntakeProgress) -> bool:
         """Do a unit, and return whether it finished; False once its failures end the batch."""
-        is_done = False
-        with counting_failures(self.aws, self.deployment, self.batch, self.now()):
+        try:
             self._do(unit, reading)
-            is_done = True
-        return is_done  # noqa: RET504 - the last failure leaves the block early
+        except HandlerError:
+            raise
+        except Exception as exc:
+            if not is_ended_by_failure(self.aws, self.deployment, self.batch, self.now(), exc):
+                raise
+            return False
+        return True
 
     def _do(self, unit: WorkUnit, reading: IntakeProgress) -> None:
         match unit.phase:

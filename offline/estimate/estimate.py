@@ -14,10 +14,11 @@ import numpy as np
 from pydantic import BaseModel
 from pydantic_core import from_json
 
+from tidemill.batch.file.expected_tokens import max_output_tokens
 from tidemill.batch.file.lines import LineError, parse_line
 from tidemill.batch.file.unknown_parameters import UnknownParameter
 from tidemill.engine.endpoints.decisions.next_token import num_distinct_tokens
-from tidemill.engine.endpoints.dispatcher import find_endpoint
+from tidemill.engine.endpoints.dispatcher import EndpointTable
 from tidemill.engine.endpoints.endpoint import Endpoint, RequestMetadata
 from tidemill.engine.model.config.device import (
     StepLimits,
@@ -34,8 +35,7 @@ from tidemill.engine.tasks.generation import GenerationTask, endpoints_without_w
 from tidemill.protocol.contract import EngineError
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.fetched_urls import has_decision_images
-from tidemill.protocol.output_limit import max_output_tokens
-from tidemill.protocol.parts import has_images
+from tidemill.protocol.messages import has_images
 from tidemill.protocol.requests import check_request
 from tidemill.protocol.routes import DECISIONS, ENDPOINTS, SYSTEM_ONE
 
@@ -132,7 +132,7 @@ def count_prompt_tokens(
 
     Lines for whose URL and body `check` raises `RequestError` are omitted.
     """
-    tokens, constraints = PromptTokens(), ConstraintCheck()
+    tokens, constraints, table = PromptTokens(), ConstraintCheck(), EndpointTable(endpoints)
     for place, raw in lines:
         tokens.num_lines += 1
         try:
@@ -147,7 +147,7 @@ def count_prompt_tokens(
             if has_images(body) or ("questions" in body and has_decision_images(body)):
                 constraints.check(request)
                 continue
-            endpoint = find_endpoint(line.url, endpoints)
+            endpoint = table.find(line.url)
             prepared = endpoint.prepare(body, RequestMetadata("", line.request_id, 0))
         except RequestError as exc:
             tokens.failing.add(exc.message, line.number)

@@ -142,7 +142,7 @@ class OrderedRows:
         self._num_truncated = kept.num_truncated
         self._files = files
         self._spool = spool
-        self._finished = (spool, *finished)
+        self._finished = finished
         self._num_written = kept.num_rows
         self._held: list[tuple[PlacedLine | None, Row]] = []
         self._held_bytes = 0
@@ -165,7 +165,7 @@ class OrderedRows:
 
     def has_row(self, place: int) -> bool:
         """Return whether the line at this place already has a row; called before `start`."""
-        return place < self._place or any(place in rows for rows in self._finished)
+        return place < self._place or self._rows_of(place) is not None
 
     def resume_hint(self) -> str:
         """Return the output's hint and the number of spooled rows; for a table, only the way."""
@@ -196,8 +196,9 @@ class OrderedRows:
         self._begin()
         self._copy(ROWS_PER_WRITE)
         self._write_held()
-        self._spool.reclaim()
-        is_more = self._next() is not None
+        if self._spool.num_popped:
+            self._spool.reclaim()
+        is_more = self._rows_of(self._place) is not None
         self._has_failed = False
         return is_more
 
@@ -229,12 +230,15 @@ class OrderedRows:
 
     def _copy(self, most: int) -> None:
         for _ in range(most):
-            if (finished := self._next()) is None:
+            if (finished := self._rows_of(self._place)) is None:
                 return
             self._hold(None, finished.pop(self._place))
 
-    def _next(self) -> FinishedRows | None:
-        return next((rows for rows in self._finished if self._place in rows), None)
+    def _rows_of(self, place: int) -> FinishedRows | None:
+        """Return the finished rows with the row of this place, if any."""
+        if self._spool.num_waiting and place in self._spool:
+            return self._spool
+        return next((rows for rows in self._finished if place in rows), None)
 
     def _hold(self, line: PlacedLine | None, row: Row) -> None:
         self._held.append((line, row))

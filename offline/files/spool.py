@@ -58,6 +58,7 @@ class Spool:
         self._end = 0  # of the file once the buffer is flushed
         self._live_bytes = 0
         self.num_waiting = 0
+        self.num_popped = 0  # since `reclaim`
         self.num_ok = 0
         self.created: int | None = None
 
@@ -121,6 +122,7 @@ class Spool:
         offset, length = self._offsets[place], self._lengths[place]
         data = self._unflushed.pop(place, None) or self._read(offset, abs(length))
         self._forget(place)
+        self.num_popped += 1
         return Row(data, length > 0)
 
     def flush(self) -> None:
@@ -140,6 +142,7 @@ class Spool:
 
     def reclaim(self) -> None:
         """Free the space of popped rows; called once they are in the output."""
+        self.num_popped = 0
         if not self.num_waiting and self._end:
             if self._file is not None:
                 self._file.truncate(0)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import to_json
 
-from tidemill.protocol.output_limit import max_output_tokens
+from tidemill.batch.file.expected_tokens import max_output_tokens
 from tidemill.protocol.prompt_key import PROMPTS, is_determined, prompt_key
 
 PREFIX_BYTES: Final = tuple(128 << level for level in range(8))

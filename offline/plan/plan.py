@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.batch.file.expected_tokens import UNTOLD_TOKENS
 from tidemill.engine.speculation.cost_model import Work
-from tidemill.protocol.output_limit import UNTOLD_TOKENS
 
 from .line_index import UNKNOWN, LineIndex
 from .order import PrefixTree

@@ -35,6 +35,25 @@ class LengthCounts:
 
 
 @dataclass(slots=True)
+class UsageTotal:
+    """Sum of the usage of replies."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    audio_seconds: float = 0.0
+    reasoning_tokens: int = 0
+
+    def add(self, usage: Usage) -> None:
+        """Add the usage of a reply."""
+        self.prompt_tokens += usage.prompt_tokens
+        self.cached_tokens += usage.cached_tokens
+        self.completion_tokens += usage.completion_tokens
+        self.audio_seconds += usage.audio_seconds
+        self.reasoning_tokens += usage.reasoning_tokens
+
+
+@dataclass(slots=True)
 class Tally:
     """Counts of one run; `kept` rows existed before it, in a resumed output or as `reused` results.
 
@@ -54,7 +73,7 @@ class Tally:
     failed: int = 0
     num_not_run: int = 0
     truncated: int = 0
-    usage: Usage = field(default_factory=Usage)
+    usage: UsageTotal = field(default_factory=UsageTotal)
     computed_output_tokens: int = 0
     failures: ErrorSummary = field(default_factory=ErrorSummary)
     prompt_lengths: LengthCounts = field(default_factory=LengthCounts)
@@ -72,7 +91,7 @@ class Tally:
             self.failed += 1
             self.failures.add(failure, line)
         if usage is not None:
-            self.usage += usage
+            self.usage.add(usage)
             self.prompt_lengths.add(usage.prompt_tokens)
             self.completion_lengths.add(usage.completion_tokens)
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -19,7 +19,6 @@ from pydantic import (
     ConfigDict,
     Field,
     PrivateAttr,
-    model_validator,
 )
 
 from ..errors import RequestError
@@ -77,28 +76,29 @@ class OutputConstraint:
         )
 
 
-# Fields that need a compiled automaton: constraints, tool calls with enforced schemas, and stop
-# regexes.
-_COMPILED = (
-    "response_format",
-    "structured_outputs",
-    "structural_tag",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "json_schema",
-    "regex",
-    "ebnf",
-    "grammar",
-    "tools",
-    "stop_regex",
+AUTOMATON_FIELDS = frozenset(
+    {
+        "response_format",
+        "structured_outputs",
+        "structural_tag",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "json_schema",
+        "regex",
+        "ebnf",
+        "grammar",
+        "tools",
+        "stop_regex",
+    }
 )
+"""Fields that need a compiled automaton: constraints, strict tool calls and stop regexes."""
 
 
 def asks_for_automaton(body: Mapping[str, Any]) -> bool:
     """Say whether a body may need a grammar that takes long to compile, even for a small body."""
-    return any(body.get(name) is not None for name in _COMPILED)
+    return any(body.get(name) is not None for name in AUTOMATON_FIELDS)
 
 
 def _format_type(name: str) -> str:
@@ -149,7 +149,10 @@ class StructuredOutputs(BaseModel):
 
 
 class ConstrainedRequest(GenerationRequest):
-    """Fields of chat and text completions that constrain the form of the output."""
+    """Fields of chat and text completions that constrain the form of the output.
+
+    A request with any of `CONSTRAINT_FIELDS` calls `parse_constraint` when it is validated.
+    """
 
     response_format: ResponseFormat | None = None
     structured_outputs: Annotated[StructuredOutputs, BeforeValidator(few_fields)] | None = None
@@ -183,8 +186,7 @@ class ConstrainedRequest(GenerationRequest):
         """Sentences on parts of the constraint that have no effect."""
         return () if self._constraint is None else self._constraint.notes
 
-    @model_validator(mode="after")
-    def _parse_constraint(self) -> Self:
+    def parse_constraint(self) -> None:
         """Parse the constraint; refuse a second one or an unsupported one."""
         constraints = [
             *_from_response_format(self.response_format),
@@ -220,7 +222,9 @@ class ConstrainedRequest(GenerationRequest):
                 " required by `tool_choice`.",
                 param="confidence",
             )
-        return self
+
+
+CONSTRAINT_FIELDS = ConstrainedRequest.model_fields.keys() - GenerationRequest.model_fields.keys()
 
 
 def _from_response_format(fields: ResponseFormat | None) -> Iterator[OutputConstraint]:

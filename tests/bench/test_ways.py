@@ -11,6 +11,7 @@ from bench.ways import (
     Recorder,
     main,
     record_chat,
+    record_csv,
     record_drop,
     record_row,
     record_step,
@@ -44,8 +45,11 @@ def test_a_step_enters_no_file_of_a_feature_that_is_off() -> None:
 
 
 def test_a_chat_keeps_to_its_files() -> None:
-    """Files on the event loop are those that delay other requests."""
-    assert record_chat().count <= 39
+    """Files on the event loop delay other requests; those of features that are off do not run."""
+    way = record_chat()
+    off = {"confidence", "constraints", "image_inputs", "parts", "request", "stream", "tools"}
+    assert not off & {PurePath(name).stem for name in way.files}
+    assert way.count <= 30
 
 
 def test_a_row_needs_no_engine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,15 +59,26 @@ def test_a_row_needs_no_engine(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"offline/run/feed.py", "offline/files/output.py"} < way.files
     others = [name for name in way.files if name.startswith(("engine/", "handler/", "server/"))]
     assert others == []
-    assert len(way.files) <= 13
+    assert "offline/files/spool.py" not in way.files
+    assert len(way.files) <= 10
+
+
+def test_a_row_of_a_table_keeps_to_its_files(capsys: pytest.CaptureFixture[str]) -> None:
+    """Reading, checking and writing it need no file of a feature that is off."""
+    way = record_csv()
+    capsys.readouterr()
+    assert {"batch/table/request_template.py", "batch/table/writer.py"} < way.files
+    off = {"confidence", "names", "parts", "request", "routes", "spool", "stream", "tools"}
+    assert not off & {PurePath(name).stem for name in way.files}
+    assert len(way.files) <= 28
 
 
 def test_a_dropped_file_of_requests_is_not_looked_at_as_a_table() -> None:
     """It is not converted, either, and there are as few calls to AWS as possible."""
     way = record_drop()
-    off = {"convert", "detection", "recipes", "table_lines"}
+    off = {"convert", "detection", "failures", "pause", "recipes", "scale", "table_lines"}
     assert not off & {PurePath(name).stem for name in way.files}
-    assert len(way.files) <= 48
+    assert len(way.files) <= 40
     assert way.count == 13
 
 

@@ -9,8 +9,7 @@ import pytest
 from tidemill.protocol.decisions.openai_body import DecisionRequest
 from tidemill.protocol.decisions.systemone_body import SystemOneRequest
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.prompts import num_sequences
-from tidemill.protocol.requests import check_request
+from tidemill.protocol.requests import check_request, num_sequences
 
 PREDICATE: dict[str, Any] = {"type": "predicate", "instructions": "Torn?"}
 NOUL: dict[str, Any] = {"type": "noul", "instructions": "Torn?"}

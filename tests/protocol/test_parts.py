@@ -10,7 +10,7 @@ import pytest
 from tests.net.inside import ADDRESSES
 from tidemill.protocol.chat import ChatCompletionRequest
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.parts import has_images
+from tidemill.protocol.messages import has_images
 from tidemill.protocol.requests import check_request, read_body
 from tidemill.protocol.urls import MAX_INLINE_BYTES
 

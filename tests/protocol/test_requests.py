@@ -15,7 +15,7 @@ from tidemill.engine.endpoints import speech_endpoints, text_endpoints
 from tidemill.engine.endpoints.embeddings import Embeddings
 from tidemill.engine.endpoints.scoring import Rerank, Score
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.requests import check_request, request_types
+from tidemill.protocol.requests import check_request, num_sequences, request_types
 from tidemill.protocol.routes import ENDPOINTS, ROUTES
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -123,3 +123,27 @@ def suppress_few_faults(field: str) -> Iterator[None]:
 async def no_host(url: str) -> bytes:
     """Fail, because nothing may be fetched."""
     raise AssertionError(f"{url} was fetched")
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ({}, 1),
+        ({"messages": [{}, {}]}, 1),
+        ({"messages": [], "n": 4}, 4),
+        ({"prompt": "one text"}, 1),
+        ({"prompt": [1, 2, 3], "n": 2}, 2),
+        ({"prompt": ["a", "b", "c"], "n": 2}, 6),
+        ({"prompt": [[1], [2]]}, 2),
+        ({"input": ["a", "b"]}, 2),
+        ({"query": "q", "documents": ["a", "b", "c"]}, 3),
+        ({"prompt": [], "n": 10**9}, 1),
+        ({"prompt": {"a": 1}, "n": "x"}, 1),
+        ({"prompt": [None], "n": True}, 1),
+    ],
+)
+def test_sequences_of_a_body_are_counted_before_validation(
+    body: dict[str, Any], count: int
+) -> None:
+    """Each choice of each prompt is one; errors in the body are reported later."""
+    assert num_sequences(body) == count

@@ -16,7 +16,7 @@ from starlette.types import Receive
 from tests.server.rig import MODEL, SECONDS, HeldEngine, site
 from tidemill.engine.errors import EngineClosed
 from tidemill.protocol import json_bodies, json_slices
-from tidemill.protocol.prompts import num_sequences
+from tidemill.protocol.requests import num_sequences
 from tidemill.server import sse as module
 from tidemill.server.admission import AdmissionControl
 from tidemill.server.errors import Refused

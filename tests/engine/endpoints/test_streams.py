@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.scripted_model import END, TURN, TURN_END, Scene, events_of
+from tidemill.engine.endpoints.dispatcher import EndpointTable
 from tidemill.engine.errors import EngineClosed
 from tidemill.engine.scheduling.sequence import SequenceRequest, SequenceResult
 from tidemill.protocol.contract import EngineStats, Reply, StreamedReply
 from tidemill.protocol.errors import InternalError, RequestError
+from tidemill.protocol.routes import CHAT_COMPLETIONS
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -291,9 +293,8 @@ async def test_closing_a_stream_drops_its_work() -> None:
 async def test_an_endpoint_without_streams_rejects_them_by_name() -> None:
     """No endpoint imitates a stream."""
     scene = Scene()
-    chats, *_ = scene.served._online
-    type_without = type("Plain", (), {"route": chats.route})
-    scene.served._online = [type_without()]
+    type_without = type("Plain", (), {"route": CHAT_COMPLETIONS})
+    scene.served._online = EndpointTable([type_without()])
     reply = await scene.served.answer(CHAT, {"messages": MESSAGES, "stream": True}, "req_1", 0)
     assert isinstance(reply, Reply)
     assert (reply.status_code, reply.body["error"]["param"]) == (400, "stream")

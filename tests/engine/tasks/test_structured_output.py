@@ -112,7 +112,7 @@ def test_json_mode_bounds_whitespace(served: Dispatcher) -> None:
 
 def served_piece(served: Dispatcher, token_id: int) -> str:
     """Return a token's text."""
-    endpoint = served._endpoints[0]
+    endpoint = served._endpoints.find("/v1/chat/completions")
     text: str = endpoint._tokenizer.text([token_id])
     return text
 

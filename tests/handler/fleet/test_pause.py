@@ -99,7 +99,7 @@ def test_a_spent_budget_starts_no_worker_and_raises_the_alarm(
         yield
 
     monkeypatch.setattr("tidemill.handler.intake.shards.scale_for_batch", note)
-    cloud = mini.having(gpu_hours_per_day=1)
+    cloud = mini.having(gpu_hours_per_day=1, fleets="/fleets")
     first, second = (cloud.ingest(cloud.create(lines_of(5), f"input/{n}.jsonl")) for n in "ab")
     advance(cloud.aws, cloud.deployment, first.id, plenty)
     reap(cloud.aws, cloud.deployment, NOW)
@@ -119,7 +119,7 @@ def test_a_pause_is_written_before_any_shard_is_rung_for(
     mini: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that polls for others has the message at once, and looks for the pause once."""
-    cloud = mini.having(gpu_hours_per_day=1)
+    cloud = mini.having(gpu_hours_per_day=1, fleets="/fleets")
     batch = cloud.ingest(cloud.create(lines_of(5)))
     spend(cloud, 1, now=int(time.time()))
     found: list[str | None] = []
@@ -136,7 +136,7 @@ def test_a_pause_is_written_before_any_shard_is_rung_for(
 
 def test_a_batch_that_expires_while_it_waits_says_why(mini: Cloud) -> None:
     """Its errors have the reason, as for a batch without a machine."""
-    cloud = mini.having(gpu_hours_per_day=1)
+    cloud = mini.having(gpu_hours_per_day=1, fleets="/fleets")
     batch = cloud.ingest(cloud.create(lines_of(5), metadata={"completion-window": "30m"}))
     spend(cloud, 1)
     look(cloud, batch)

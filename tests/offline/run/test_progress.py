@@ -24,8 +24,8 @@ from tidemill.offline.plan.plan import Plan
 from tidemill.offline.run import progress
 from tidemill.offline.run import run as run_module
 from tidemill.offline.run.progress import estimate_left, progress_line, summary
-from tidemill.offline.run.tally import Tally
-from tidemill.protocol.contract import EngineStats, Usage
+from tidemill.offline.run.tally import Tally, UsageTotal
+from tidemill.protocol.contract import EngineStats
 
 Write = Callable[..., Path]
 
@@ -40,7 +40,7 @@ def tally(monkeypatch: pytest.MonkeyPatch) -> Tally:
         kept_ok=90,
         answered=400,
         failed=3,
-        usage=Usage(8_000, 1_024, 2_000),
+        usage=UsageTotal(8_000, 1_024, 2_000),
         started=100.0,
     )
 
@@ -146,14 +146,14 @@ async def test_tokens_are_shown_as_they_are_generated_and_rows_as_they_finish(
 
 def test_a_summary_of_embeddings_shows_prompt_tokens(tally: Tally) -> None:
     """Nothing is generated, so completion tokens are omitted."""
-    tally.kept, tally.usage = 0, Usage(prompt_tokens=80_000)
+    tally.kept, tally.usage = 0, UsageTotal(prompt_tokens=80_000)
     expected = "400 rows in 10.0 s: 397 ok, 3 failed; 80,000 tokens in, 8,000 tokens in/s"
     assert summary(tally) == expected
 
 
 def test_a_summary_of_recordings_shows_seconds_of_audio(tally: Tally) -> None:
     """They are shown in addition to the completion tokens."""
-    tally.kept, tally.usage = 0, Usage(1_600, 0, 2_000, 600.0)
+    tally.kept, tally.usage = 0, UsageTotal(1_600, 0, 2_000, 600.0)
     assert summary(tally) == (
         "400 rows in 10.0 s: 397 ok, 3 failed; 600.0 s of audio, 1,600 tokens in (0 cached), "
         "2,000 out, 60.0 s of audio/s"
@@ -162,7 +162,7 @@ def test_a_summary_of_recordings_shows_seconds_of_audio(tally: Tally) -> None:
 
 def test_a_summary_shows_reasoning_tokens(tally: Tally) -> None:
     """They follow the completion tokens, which include them."""
-    tally.kept, tally.usage = 0, Usage(1_600, 0, 2_000, reasoning_tokens=1_500)
+    tally.kept, tally.usage = 0, UsageTotal(1_600, 0, 2_000, reasoning_tokens=1_500)
     assert "1,600 tokens in (0 cached), 2,000 out (1,500 reasoning), 200 tokens/s" in summary(tally)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tidemill.protocol.completions import CompletionRequest
 from tidemill.protocol.constraints import automata
 from tidemill.protocol.constraints.automata import check_grammar, check_schema
-from tidemill.protocol.constraints.request import ConstrainedRequest
 from tidemill.protocol.constraints.schemas import SchemaRules, served_schema
 from tidemill.protocol.constraints.sizes import TooLarge
 from tidemill.protocol.errors import RequestError
@@ -262,7 +262,7 @@ def test_a_grammar_that_is_too_large_is_refused(source: str, words: str) -> None
     with pytest.raises(TooLarge, match=words):
         check_grammar(source)
     with pytest.raises(RequestError, match=words) as caught:
-        ConstrainedRequest.model_validate({"grammar": source})
+        CompletionRequest.model_validate({"prompt": "Hi", "grammar": source})
     assert (caught.value.param, caught.value.code) == ("grammar", "invalid_constraint")
 
 

@@ -24,7 +24,7 @@ from tests.engine.scripted_model import METADATA, text_model
 from tests.engine.tasks.pooled import serving
 from tidemill.engine.endpoints.decisions.next_token import NextTokenReader, _likely_beginnings
 from tidemill.engine.endpoints.decisions.prompts import Read
-from tidemill.engine.endpoints.dispatcher import Dispatcher, find_endpoint
+from tidemill.engine.endpoints.dispatcher import Dispatcher
 from tidemill.engine.endpoints.endpoint import RequestMetadata
 from tidemill.engine.parsers.registry import select_parsers
 from tidemill.engine.scheduling.sequence import SequenceRequest
@@ -131,7 +131,7 @@ def ask(
 
 def check(scene: Scene, body: dict[str, Any], reply: Reply) -> None:
     """Compare the probabilities of an answer with the sums over every tokenization."""
-    endpoint = find_endpoint(URL, scene.served._endpoints)
+    endpoint = scene.served._endpoints.find(URL)
     prepared = endpoint.prepare(body, RequestMetadata("tiny", "r", 0))
     expected: dict[int, list[np.ndarray[Any, Any]]] = {}
     for request, read in zip(prepared.requests, prepared.context.reads, strict=True):
