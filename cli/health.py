@@ -6,7 +6,6 @@ work. A hanging, frozen or dead process does not touch it.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import time
@@ -39,6 +38,8 @@ class Heartbeat:
     @asynccontextmanager
     async def beating(self) -> AsyncIterator[None]:
         """Beat inside the context, as long as the event loop is not blocked."""
+        import asyncio  # imported late: every command loads this module
+
         task = asyncio.create_task(self._beat_for_ever())
         try:
             yield
@@ -46,6 +47,8 @@ class Heartbeat:
             task.cancel()
 
     async def _beat_for_ever(self) -> None:
+        import asyncio
+
         while True:
             self.beat()
             await asyncio.sleep(_BEAT_SECONDS)

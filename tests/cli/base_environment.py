@@ -50,7 +50,7 @@ def modules_of_extras() -> set[str]:
 class BaseFinder:
     """The finder of installed modules, without those of the extras."""
 
-    hidden = modules_of_extras()
+    hidden: frozenset[str] = frozenset()
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -61,6 +61,7 @@ class BaseFinder:
 
 def hide_extras() -> None:
     """Make the modules of the extras impossible to find or import in this process."""
+    BaseFinder.hidden = frozenset(modules_of_extras())
     for name in [name for name in sys.modules if name.partition(".")[0] in BaseFinder.hidden]:
         del sys.modules[name]
     finders: list[Any] = sys.meta_path

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
 
-from tidemill.cli.main import exit_status_of, main, parse
+from tidemill.cli.main import exit_status_of, main, make_parser, parse
 from tidemill.offline.arguments.argument_types import size_in_bytes
 from tidemill.offline.arguments.defaults import Defaults
 from tidemill.offline.console.errors import BadInput, Refused, Stopped
@@ -43,6 +44,19 @@ print("loaded:", loaded - set(sys.stdlib_module_names) - {{"tidemill", "__main__
         [sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.rstrip().endswith("loaded: set()")
+
+
+def test_a_commands_name_limits_the_parser_to_it() -> None:
+    """Each module has its command's name: otherwise a command would build the flags of all."""
+    names = _commands(make_parser())
+    assert len(names) > 20
+    assert [_commands(make_parser(name)) for name in names] == [[name] for name in names]
+    assert _commands(make_parser("rnu")) == names
+
+
+def _commands(parser: ArgumentParser) -> list[str]:
+    [commands] = [action for action in parser._actions if action.dest == "==SUPPRESS=="]
+    return [*(commands.choices or ())]
 
 
 def test_it_runs_as_a_module() -> None:

@@ -19,6 +19,14 @@ _PSEUDO = {
 }
 
 
+def lint(template: str, region: str) -> list[Any]:
+    """Return cfn-lint's matches for a template in a region."""
+    from cfnlint import api  # imported late: every process of a run loads this module
+
+    matches: list[Any] = api.lint(template, regions=[region])
+    return matches
+
+
 class Grant(NamedTuple):
     """One thing that a role may do to one resource, if a condition holds (as JSON)."""
 

@@ -9,11 +9,11 @@ import sys
 from functools import cache
 
 import pytest
-from cfnlint import api as cfn_lint
 
 from infra.nag_exceptions import ACKNOWLEDGED, Acknowledgement
 from tests.infra.conftest import Synth, key_of
 from tests.infra.modes import KEYS, few_modes, modes
+from tests.infra.reading import lint
 
 # W3005 (dependency already enforced): CDK has each function wait for all of its role, which does no
 # harm. W3010 (hard-coded zone): a configuration names zones.
@@ -72,7 +72,7 @@ def linted(template: str) -> tuple[str, ...]:
     """Return what cfn-lint says of a template; most modes share some."""
     return tuple(
         f"{match.rule.id} {match.message} {match.path}"
-        for match in cfn_lint.lint(template, regions=["us-east-1"])
+        for match in lint(template, "us-east-1")
         if match.rule.id not in LEFT_UNHEEDED
     )
 
@@ -80,5 +80,5 @@ def linted(template: str) -> tuple[str, ...]:
 def test_cfn_lint_finds_a_fault() -> None:
     """A template with a queue of an impossible kind is not clean."""
     queue = {"Type": "AWS::SQS::Queue", "Properties": {"VisibilityTimeout": "soon"}}
-    matches = cfn_lint.lint(json.dumps({"Resources": {"Queue": queue}}), regions=["us-east-1"])
+    matches = lint(json.dumps({"Resources": {"Queue": queue}}), "us-east-1")
     assert [match.rule.id for match in matches] == ["E3012"]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from aws_cdk import App, Environment, Stack
 from aws_cdk.assertions import Template
-from cfnlint import api as cfn_lint
 
 from tests.infra.compute.kinds import TWO
+from tests.infra.reading import lint
 from tests.long_parameters import with_long
 
 REGIONS = {
@@ -54,7 +54,7 @@ def test_a_deployment_names_nothing_of_another_partition(
         ]
         assert foreign == [], name
     # Of what is made the same in all modes tests/infra/test_modes.py lints enough.
-    found = cfn_lint.lint(json.dumps(templates["Compute"]), regions=[region])
+    found = lint(json.dumps(templates["Compute"]), region)
     assert [match.message for match in found if match.rule.id == "E3006"] == []
 
 

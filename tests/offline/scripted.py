@@ -128,7 +128,7 @@ def main() -> int:
     # A shell that starts pytest in the background makes its children ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     install_early_handlers()
-    parsed = make_parser().parse_args(arguments)
+    parsed = make_parser(arguments[0]).parse_args(arguments)
     options = options_from(parsed)
     return exit_status_of(
         lambda: run_job(options, load=load, retry_delays=(0.01,) * 4, has_guard=script.guard)

@@ -13,7 +13,7 @@ from tidemill.cli.main import main, make_parser
 
 def options(*typed: str) -> ServeOptions:
     """Return what these words ask for."""
-    return options_from(make_parser().parse_args(add_environment_flags(["serve", *typed])))
+    return options_from(make_parser("serve").parse_args(add_environment_flags(["serve", *typed])))
 
 
 def test_the_flags_are_vllms(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_model_in_sagemaker_s_folder_is_served(
     served = []
     monkeypatch.setattr(serve, "run_server", lambda options, **_: served.append(options.model))
     for typed in ([], ["--model", "other"]):
-        arguments = make_parser().parse_args(["serve", *typed])
+        arguments = make_parser("serve").parse_args(["serve", *typed])
         serve.command(arguments)
     assert served == [str(tmp_path), "other"]
 

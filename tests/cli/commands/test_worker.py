@@ -25,7 +25,7 @@ ENVIRONMENT = {
 
 def read(*arguments: str, **environment: str) -> Any:
     """Return the settings and the configuration that flags and variables give."""
-    options = options_from(make_parser().parse_args(["worker", *arguments]))
+    options = options_from(make_parser("worker").parse_args(["worker", *arguments]))
     return _read(options, ENVIRONMENT | environment)
 
 
@@ -164,7 +164,9 @@ def test_a_missing_region_is_reported() -> None:
 def test_the_engine_gets_the_flags_of_its_group() -> None:
     """It runs in a child process with the same Python."""
     options = options_from(
-        make_parser().parse_args(["worker", "--model", "m", "--max-num-seqs", "3", "--queue", "q"])
+        make_parser("worker").parse_args(
+            ["worker", "--model", "m", "--max-num-seqs", "3", "--queue", "q"]
+        )
     )
     started = _engine_command(options, {})
     assert started[0] == sys.executable

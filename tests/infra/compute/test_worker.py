@@ -518,7 +518,7 @@ def test_ecs_may_fetch_the_image_and_write_the_log(made: Compute) -> None:
 
 def options_of(made: Compute, slug: str) -> WorkerOptions:
     """Return what a model's worker understands of its command."""
-    return options_from(make_parser().parse_args(made.container(slug)["Command"]))
+    return options_from(make_parser("worker").parse_args(made.container(slug)["Command"]))
 
 
 def writable(made: Compute, slug: str) -> set[str]:

@@ -15,7 +15,7 @@ RUN = ["run", "-i", "/no/such/file", "-o", "out"]
 def words_on(*typed: str) -> str:
     """Return the error message for a command line."""
     with pytest.raises(Refused) as refused:
-        parse_known(make_parser(), typed)
+        parse_known(make_parser(typed[0]), typed)
     return str(refused.value)
 
 

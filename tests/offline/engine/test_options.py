@@ -206,11 +206,11 @@ def test_the_stall_limit_is_one_for_every_command(
     """The flag wins over the variable, and the default is the same for all."""
     monkeypatch.delenv("TIDEMILL_STALL_SECONDS", raising=False)
     for command in (["run"], ["serve"], ["worker"], ["estimate"]):
-        parser = make_parser()
+        parser = make_parser(command[0])
         assert stall_limit(parser.parse_args(command)) == STALL_SECONDS
         with monkeypatch.context() as patched:
             patched.setenv("TIDEMILL_STALL_SECONDS", "33")
-            parser = make_parser()
+            parser = make_parser(command[0])
         assert stall_limit(parser.parse_args(command)) == 33
         assert stall_limit(parser.parse_args([*command, "--stall-seconds", "2.5"])) == 2.5
     with pytest.raises(SystemExit):

@@ -60,10 +60,21 @@ async def make_link() -> AsyncIterator[MakeLink]:
 
 
 async def test_the_demo_model_answers_lines_of_many_batches(make_link: MakeLink) -> None:
-    """Each row carries its batch's time, and the same line at the same time gets the same bytes."""
-    link = make_link(EngineOptions(kv_cache_memory=8 * 2**20, max_num_seqs=4))
-    info = await link.start()
+    """Each row carries its batch's time, and the same line at the same time gets the same bytes.
+
+    The weights' folder is found by the address in the command; the engine reports its load times.
+    """
+    folders: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
+    options = EngineOptions(
+        model="s3://b/m", served_model_names=(NAME,), kv_cache_memory=8 * 2**20, max_num_seqs=4
+    )
+    link = make_link(options, folders)
+    starting = asyncio.create_task(link.start())
+    folders.set_result({"s3://b/m": str(MODEL_PATH)})
+    info = await starting
     assert (info.model, info.num_gpus, info.max_num_seqs) == (str(MODEL_PATH), 0, 4)
+    assert {"imports", "waiting", "weights", "proof", "trial", "load"} <= info.load_seconds.keys()
+    assert info.load_seconds["load"] >= info.load_seconds["weights"] > 0
     data = line(temperature=0)
     rows = await asyncio.gather(*(link.fetch_row(1, created, data) for created in (7, 8, 7)))
     bodies = [json.loads(row.row)["response"]["body"] for row in rows]
@@ -116,18 +127,6 @@ async def test_a_model_without_its_weights_is_refused_in_the_same_words(
     with pytest.raises(EngineFailed, match=r"its weights lack lm_head\.weight") as caught:
         await make_link(EngineOptions(model=str(model))).start()
     assert caught.value.code == "model_refused"
-
-
-async def test_weights_are_loaded_from_where_they_were_fetched_to(make_link: MakeLink) -> None:
-    """The folder is found by the address in the command; the engine reports its load times."""
-    folders: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
-    options = EngineOptions(model="s3://b/m", served_model_names=("m",), kv_cache_memory=2**23)
-    starting = asyncio.create_task(make_link(options, folders).start())
-    folders.set_result({"s3://b/m": str(MODEL_PATH)})
-    info = await starting
-    assert info.model == str(MODEL_PATH)
-    assert {"imports", "waiting", "weights", "proof", "trial", "load"} <= info.load_seconds.keys()
-    assert info.load_seconds["load"] >= info.load_seconds["weights"] > 0
 
 
 async def test_a_missing_gpu_is_reported_before_the_weights_are_downloaded(
