@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from tidemill.protocol.bodies import error_body
 from tidemill.protocol.contract import EngineError, Responder, Usage
@@ -18,11 +18,11 @@ from .rows import Dialect, RowError, print_malformed, print_reply
 _LONG_BYTES = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class LineResult:
+class LineResult(NamedTuple):
     """The printed row of one line, newline included; `usage` is None without a reply.
 
-    `failure` is the message of an error row, and `expected` has the tokens of a line with a body.
+    `failure` is the message of an error row. `expected` has the tokens of a line with a body, if
+    they were requested.
     """
 
     row: bytes
@@ -40,6 +40,7 @@ async def run_line(
     created: int,
     dialect: Dialect = "openai",
     max_row_bytes: int | None = None,
+    with_expected: bool = False,
 ) -> LineResult:
     """Return the row of a line; every failure of the line becomes an error row.
 
@@ -56,7 +57,7 @@ async def run_line(
             line = parse_line(raw)
     except LineError as exc:
         return LineResult(print_malformed(raw.digest, exc), is_success=False, failure=exc.message)
-    expected = expected_tokens(line.body, len(raw.data))
+    expected = expected_tokens(line.body, len(raw.data)) if with_expected else NO_TOKENS
     try:
         reply = await responder.respond(line.url, line.body, line.request_id, created)
         printed = partial(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from tidemill.batch.file.rows import Dialect
@@ -74,7 +74,9 @@ class Feed:
         self._in_flight = InFlightLimiter(limits.max_held_bytes, limits.max_inflight)
         self._note_row = note_row
         self._loop = asyncio.get_running_loop()
-        self._requests: set[asyncio.Task[None]] = set()
+        self._lines: Iterator[PlacedLine] = iter(())
+        self._next: PlacedLine | None = None  # the line to admit next
+        self._workers: set[asyncio.Task[None]] = set()
         self._finished: list[tuple[PlacedLine, Row]] = []  # not yet passed to the writer
         self._waiter: asyncio.Future[None] | None = None
         self._is_stopped = False
@@ -112,37 +114,50 @@ class Feed:
         return is_done
 
     async def _run_lines(self, lines: Iterable[PlacedLine]) -> bool:
-        for admitted, line in enumerate(lines):
-            if not await self._acquire(len(line.raw.data)):
-                return False
-            request = self._loop.create_task(self._run_line(line))
-            self._requests.add(request)
-            request.add_done_callback(self._end)
-            if admitted % _LINES_PER_TURN == 0:
-                # Start requests and write rows before the limits are reached.
-                await asyncio.sleep(0)
-                self._write()
-                self._raise_fatal()
-        while self._requests and not self._is_stopped:
-            if not self._write():
+        self._lines, num_started = iter(lines), 0
+        while not self._is_stopped:
+            if (line := self._admit()) is not None:
+                worker = self._loop.create_task(self._work(line))
+                self._workers.add(worker)
+                worker.add_done_callback(self._end)
+                num_started += 1
+                if num_started % _LINES_PER_TURN == 0:  # start requests before the limits
+                    await asyncio.sleep(0)
+                    self._write()
+                    self._raise_fatal()
+            elif not self._write():
+                if not self._workers:
+                    return True
                 await self._sleep()
         self._raise_fatal()
-        return not self._is_stopped
+        return False
+
+    def _admit(self) -> PlacedLine | None:
+        """Return the next line; None at the end, at the limits, and after a stop or a failure."""
+        if self._is_stopped or self._fatal is not None:
+            return None
+        line = next(self._lines, None) if self._next is None else self._next
+        if line is None or self._in_flight.try_acquire(len(line.raw.data)):
+            self._next = None
+            return line
+        self._next = line
+        return None
+
+    async def _work(self, line: PlacedLine | None) -> None:
+        """Run a line, and then others in the same task as long as the limits allow."""
+        while line is not None:
+            await self._run_line(line)
+            if self._waiter is not None:
+                self._wake()
+            if len(self._finished) >= _LINES_PER_TURN:  # an engine may answer without waiting
+                await asyncio.sleep(0)
+            line = self._admit()
 
     async def _flush_often(self) -> None:
         """Flush spooled rows at intervals."""
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             self._writer.flush()
-
-    async def _acquire(self, num_bytes: int) -> bool:
-        """Wait until a line of `num_bytes` is admitted; return False if the feed stops first."""
-        while not self._is_stopped:
-            if self._in_flight.try_acquire(num_bytes):
-                return True
-            if not self._write():
-                await self._sleep()
-        return False
 
     async def _run_line(self, line: PlacedLine) -> None:
         answered = await self._run(line)
@@ -151,9 +166,9 @@ class Feed:
         self._tally.count(answered.usage, failure=answered.failure, line=line.raw.number)
         self._note_row(line.place, answered.usage or Usage())
 
-    def _end(self, request: asyncio.Task[None]) -> None:
-        self._requests.discard(request)
-        self._note_failure(request)
+    def _end(self, worker: asyncio.Task[None]) -> None:
+        self._workers.discard(worker)
+        self._note_failure(worker)
 
     def _note_failure(self, task: asyncio.Task[None]) -> None:
         """Store the exception of a task that ended by itself, for `run` to raise."""
@@ -212,7 +227,7 @@ class Feed:
 
     async def _cancel(self, flushing: asyncio.Task[None]) -> None:
         self._is_cancelling = True
-        tasks = {flushing, *self._requests}
+        tasks = {flushing, *self._workers}
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
