@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import NamedTuple
 
 from tidemill.protocol.bodies import error_body
-from tidemill.protocol.contract import EngineError, Responder, Usage
+from tidemill.protocol.contract import EngineError, Reply, Responder, Usage
 from tidemill.protocol.errors import InternalError
 
 from .expected_tokens import NO_TOKENS, ExpectedTokens, expected_tokens
-from .lines import LineError, RawLine, parse_line
+from .lines import Line, LineError, RawLine, parse_line
 from .rows import Dialect, RowError, print_malformed, print_reply
 
 # Longer lines are parsed in a thread.
@@ -60,16 +59,10 @@ async def run_line(
     expected = expected_tokens(line.body, len(raw.data)) if with_expected else NO_TOKENS
     try:
         reply = await responder.respond(line.url, line.body, line.request_id, created)
-        printed = partial(
-            print_reply,
-            line,
-            reply.status_code,
-            reply.body,
-            dialect=dialect,
-            bare_message=reply.bare_message,
-            is_long=reply.is_long,
-        )
-        row = await asyncio.to_thread(printed) if reply.is_long else printed()
+        if reply.is_long:
+            row = await asyncio.to_thread(_print, line, reply, dialect)
+        else:
+            row = _print(line, reply, dialect)
         _check_length(row, max_row_bytes)
     except EngineError:
         raise
@@ -89,6 +82,17 @@ async def run_line(
         )
     failure = reply.body["error"]["message"]
     return LineResult(row, is_success=False, usage=reply.usage, failure=failure, expected=expected)
+
+
+def _print(line: Line, reply: Reply, dialect: Dialect) -> bytes:
+    return print_reply(
+        line,
+        reply.status_code,
+        reply.body,
+        dialect=dialect,
+        bare_message=reply.bare_message,
+        is_long=reply.is_long,
+    )
 
 
 def _check_length(row: bytes, max_row_bytes: int | None) -> None:

@@ -74,7 +74,8 @@ class LineIndex:
         key, max_tokens, body_hash = describe(body, settings)
         crc, begin, prefixes = 0, 0, []
         for end in PREFIX_BYTES:
-            crc, begin = crc32(key[begin:end], crc), end
+            if begin < len(key):
+                crc, begin = crc32(key[begin:end], crc), end
             prefixes.append(crc)
         self._keys.write(key[:MAX_KEY_BYTES])
         self._records += _RECORD.pack(
@@ -114,9 +115,7 @@ def _temporary_file(folder: Path | None) -> IO[bytes]:
 _NO_PREFIXES = (0,) * len(PREFIX_BYTES)
 
 
-def describe(
-    body: Mapping[str, Any], settings: bytes | None = None
-) -> tuple[bytes, int, int]:
+def describe(body: Mapping[str, Any], settings: bytes | None = None) -> tuple[bytes, int, int]:
     """Return a body's prompt as bytes, the limit of its answers' tokens, and its hash."""
     key = prompt_key(body)
     most = max_output_tokens(body)

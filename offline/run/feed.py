@@ -35,6 +35,8 @@ class InFlightLimits:
     max_held_bytes: int = MAX_HELD_BYTES
 
 
+_NO_USAGE = Usage()
+
 RunLine = Callable[[PlacedLine], Awaitable[LineResult]]
 """Returns the row of a line; an exception, such as EngineError, ends the run."""
 
@@ -55,8 +57,8 @@ class Feed:
     """Runs lines through an engine; created for one run, inside the event loop.
 
     The first exception of a request, the output or a callback of the loop ends the run, so that
-    exceptions are never dropped. `note_row` is called with the place and the usage of each
-    finished line.
+    exceptions are never dropped. `note_rows` is called with written or spooled rows: the places
+    of their lines, and their numbers of completion tokens.
     """
 
     def __init__(
@@ -66,18 +68,18 @@ class Feed:
         tally: Tally,
         *,
         limits: InFlightLimits,
-        note_row: Callable[[int, Usage], None] = lambda _place, _usage: None,
+        note_rows: Callable[[list[int], list[int]], None] = lambda _places, _tokens: None,
     ) -> None:
         self._run = runner
         self._writer = writer
         self._tally = tally
         self._in_flight = InFlightLimiter(limits.max_held_bytes, limits.max_inflight)
-        self._note_row = note_row
+        self._note_rows = note_rows
         self._loop = asyncio.get_running_loop()
         self._lines: Iterator[PlacedLine] = iter(())
         self._next: PlacedLine | None = None  # the line to admit next
         self._workers: set[asyncio.Task[None]] = set()
-        self._finished: list[tuple[PlacedLine, Row]] = []  # not yet passed to the writer
+        self._finished: list[tuple[PlacedLine, LineResult]] = []  # not yet passed to the writer
         self._waiter: asyncio.Future[None] | None = None
         self._is_stopped = False
         self._is_cancelling = False
@@ -146,7 +148,9 @@ class Feed:
     async def _work(self, line: PlacedLine | None) -> None:
         """Run a line, and then others in the same task as long as the limits allow."""
         while line is not None:
-            await self._run_line(line)
+            result = await self._run(line)
+            self._finished.append((line, result))
+            self._in_flight.release(len(line.raw.data) - len(result.row))
             if self._waiter is not None:
                 self._wake()
             if len(self._finished) >= _LINES_PER_TURN:  # an engine may answer without waiting
@@ -158,13 +162,6 @@ class Feed:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             self._writer.flush()
-
-    async def _run_line(self, line: PlacedLine) -> None:
-        answered = await self._run(line)
-        self._finished.append((line, Row(answered.row, answered.is_success)))
-        self._in_flight.release(len(line.raw.data) - len(answered.row))
-        self._tally.count(answered.usage, failure=answered.failure, line=line.raw.number)
-        self._note_row(line.place, answered.usage or Usage())
 
     def _end(self, worker: asyncio.Task[None]) -> None:
         self._workers.discard(worker)
@@ -203,12 +200,22 @@ class Feed:
 
     def _write(self) -> bool:
         """Pass finished rows to the writer; return whether there was anything to write."""
-        finished = self._finished
-        self._writer.write(finished)
-        self._finished = []
-        self._in_flight.release_bytes(sum(len(row.data) for _, row in finished))
+        if finished := self._finished:
+            self._writer.write(_rows(finished))
+            self._finished = []
+            self._count(finished)
         is_more = self._writer.drain()
         return bool(finished) or is_more
+
+    def _count(self, finished: list[tuple[PlacedLine, LineResult]]) -> None:
+        self._in_flight.release_bytes(sum([len(result.row) for _, result in finished]))
+        usages = [result.usage or _NO_USAGE for _, result in finished]
+        self._tally.count_all([usage for usage in usages if usage is not _NO_USAGE], len(finished))
+        for line, result in finished:
+            if result.failure is not None:
+                self._tally.count_failure(result.failure, line.raw.number)
+        places = [line.place for line, _ in finished]
+        self._note_rows(places, [usage.completion_tokens for usage in usages])
 
     def _write_all(self) -> None:
         while self._write():
@@ -221,7 +228,7 @@ class Feed:
             self._write_all()
         except BaseException:  # noqa: BLE001 - the caller raises the first failure
             try:
-                self._writer.rescue(self._finished)
+                self._writer.rescue(_rows(self._finished))
             except BaseException as exc:  # noqa: BLE001
                 log(f"note: some finished rows could not be saved ({failure_of(exc)})")
 
@@ -231,3 +238,7 @@ class Feed:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
+
+
+def _rows(finished: list[tuple[PlacedLine, LineResult]]) -> list[tuple[PlacedLine, Row]]:
+    return [(line, Row(result.row, result.is_success)) for line, result in finished]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tidemill.protocol.contract import Usage
@@ -11,7 +12,8 @@ from tidemill.protocol.contract import Usage
 from ..console.error_summary import ErrorSummary
 from ..files.shard import Shard
 
-_MAX_BITS = 32
+_MAX_BITS = 64
+_USAGE = tuple(each.name for each in fields(Usage))
 
 
 class LengthCounts:
@@ -22,7 +24,7 @@ class LengthCounts:
 
     def add(self, num_tokens: int) -> None:
         """Count a row."""
-        self._counts[min(num_tokens.bit_length(), _MAX_BITS - 1)] += 1
+        self._counts[num_tokens.bit_length()] += 1
 
     def bins(self) -> list[dict[str, int]]:
         """Return the bins from the first to the last non-empty one, with bounds and counts."""
@@ -67,14 +69,23 @@ class Tally:
         self, usage: Usage | None = None, *, failure: str | None = None, line: int | None = None
     ) -> None:
         """Count a finished line; `failure` is its error, if any."""
-        self.answered += 1
+        self.count_all([] if usage is None else [usage])
         if failure is not None:
-            self.failed += 1
-            self.failures.add(failure, line)
-        if usage is not None:
-            self.usage += usage
+            self.count_failure(failure, line)
+
+    def count_all(self, usages: Sequence[Usage], num_lines: int = 1) -> None:
+        """Count finished lines, some of which have a usage."""
+        self.answered += num_lines
+        sums = [sum([getattr(usage, name) for usage in usages]) for name in _USAGE]
+        self.usage += Usage(*sums)
+        for usage in usages:
             self.prompt_lengths.add(usage.prompt_tokens)
             self.completion_lengths.add(usage.completion_tokens)
+
+    def count_failure(self, message: str, line: int | None = None) -> None:
+        """Count a failed line, which `count_all` has counted."""
+        self.failed += 1
+        self.failures.add(message, line)
 
     @property
     def label(self) -> str:
