@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import NamedTuple
 
 from tidemill.protocol.bodies import error_body
@@ -30,6 +31,7 @@ class LineResult(NamedTuple):
     failure: str | None = None
     expected: ExpectedTokens = NO_TOKENS
     is_reused: bool = False
+    print_seconds: float = 0.0
 
 
 async def run_line(
@@ -59,10 +61,12 @@ async def run_line(
     expected = expected_tokens(line.body, len(raw.data)) if with_expected else NO_TOKENS
     try:
         reply = await responder.respond(line.url, line.body, line.request_id, created)
+        began = time.perf_counter()
         if reply.is_long:
             row = await asyncio.to_thread(_print, line, reply, dialect)
         else:
             row = _print(line, reply, dialect)
+        print_seconds = time.perf_counter() - began
         _check_length(row, max_row_bytes)
     except EngineError:
         raise
@@ -79,6 +83,7 @@ async def run_line(
             usage=reply.usage,
             expected=expected,
             is_reused=reply.is_reused,
+            print_seconds=print_seconds,
         )
     failure = reply.body["error"]["message"]
     return LineResult(row, is_success=False, usage=reply.usage, failure=failure, expected=expected)

@@ -88,6 +88,16 @@ class InputReport:
             self.kinds[kind] += 1
 
 
+def _add_to(
+    index: LineIndex | None,
+    span: LineSpan,
+    body: Mapping[str, Any] | None = None,
+    settings: bytes | None = None,
+) -> None:
+    if index is not None:
+        index.add(*span, body, settings)
+
+
 def no_row(_line: Line | None, _body: Mapping[str, Any] | None) -> bool:
     """Return False: no line has a row."""
     return False
@@ -121,8 +131,7 @@ def check_lines(
             try:
                 line = parse_line(raw)
             except LineError as exc:
-                if index is not None:
-                    index.add(*span)
+                _add_to(index, span)
                 look_up(None, None)
                 report.num_bad += 1
                 report.malformed.add(exc.message, exc.line)
@@ -140,8 +149,7 @@ def check_lines(
                 body = defaults.apply(line.url, body)
             has_row = look_up(line, body)
             settings = settings_key(body)
-            if index is not None:
-                index.add(*span, None if has_row else body, settings)
+            _add_to(index, span, None if has_row else body, settings)
             try:
                 if not has_row:  # otherwise it could run in an earlier run
                     checker.check(line.url, body, settings)

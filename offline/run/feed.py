@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -200,17 +201,21 @@ class Feed:
 
     def _write(self) -> bool:
         """Pass finished rows to the writer; return whether there was anything to write."""
+        began = time.perf_counter()
         if finished := self._finished:
             self._writer.write(_rows(finished))
             self._finished = []
-            self._count(finished)
         is_more = self._writer.drain()
+        self._tally.write_seconds += time.perf_counter() - began
+        if finished:
+            self._count(finished)
         return bool(finished) or is_more
 
     def _count(self, finished: list[tuple[PlacedLine, LineResult]]) -> None:
         self._in_flight.release_bytes(sum([len(result.row) for _, result in finished]))
         usages = [result.usage or _NO_USAGE for _, result in finished]
         self._tally.count_all([usage for usage in usages if usage is not _NO_USAGE], len(finished))
+        self._tally.print_seconds += sum([result.print_seconds for _, result in finished])
         for line, result in finished:
             if result.failure is not None:
                 self._tally.count_failure(result.failure, line.raw.number)

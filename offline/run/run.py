@@ -189,6 +189,9 @@ class Run:
                 reporting.cancel()
                 with suppress(asyncio.CancelledError):
                     await reporting
+                with suppress(EngineError):
+                    num_engines = served.num_engines if isinstance(served, EngineReplicas) else 1
+                    tally.note_engine(served.stats(), num_engines)
                 with (
                     failures_noted("the timings of this run were not saved"),
                     suppress(EngineError),

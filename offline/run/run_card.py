@@ -111,6 +111,10 @@ def card_of(run: Run, tally: Tally, info: EngineInfo | None, output: str) -> dic
         "questions": tally.questions,
         "load_seconds": round(tally.load_seconds, 3),
         "seconds": round(seconds, 3),
+        "seconds_by_cause": {
+            name: {cause: round(value, 3) for cause, value in causes.items()}
+            for name, causes in tally.seconds_by_cause.items()
+        },
         "rows_per_second": round(tally.answered / seconds, 3) if seconds else None,
         "completion_tokens_per_second": (
             round(usage.completion_tokens / seconds, 3) if seconds else None
@@ -135,6 +139,8 @@ def as_markdown(card: Mapping[str, Any]) -> str:
     if card["errors"]:
         parts += ["\n## Errors\n"]
         parts += [f"- {kind['count']:,} × {kind['message']}" for kind in card["errors"]]
+    if card["seconds_by_cause"]:
+        parts += ["\n## Time\n", *_time_table(card["seconds_by_cause"])]
     for name, title in (("prompt", "Prompt tokens"), ("completion", "Completion tokens")):
         if card["lengths"][name]:
             parts += [f"\n## {title}\n```", *_plot(card["lengths"][name]), "```"]
@@ -192,6 +198,17 @@ def _facts(card: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _table(facts: Sequence[tuple[str, str]]) -> str:
     rows = (f"| {name} | {value.replace('|', chr(92) + '|')} |" for name, value in facts)
     return "\n".join(("| | |", "|---|---|", *rows))
+
+
+def _time_table(seconds_by_cause: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return the seconds of each cause, and its share of its thread's."""
+    rows = ["| thread | cause | seconds | share |", "|---|---|---:|---:|"]
+    for name, causes in seconds_by_cause.items():
+        total = sum(causes.values()) or 1.0
+        for cause, seconds in causes.items():
+            words = cause.replace("_", " ")
+            rows.append(f"| {name} | {words} | {seconds:,.1f} | {seconds / total:.1%} |")
+    return rows
 
 
 def _plot(bins: Sequence[Mapping[str, int]]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from tidemill.protocol.contract import Usage
+from tidemill.protocol.contract import EngineStats, Usage
 
 from ..console.error_summary import ErrorSummary
 from ..files.shard import Shard
@@ -43,7 +43,8 @@ class Tally:
     `unit` is the input's: `line`, `row` or `element`. `truncated` rows of the whole output have an
     answer that reached its token limit. `usage` covers answered requests, `computed_output_tokens`
     excludes repeats; `started` is on the monotonic clock. `questions` are the distributions of the
-    answers in a complete table.
+    answers in a complete table. `seconds_by_cause` are those of `engine` and `host`, which each add
+    up to `seconds`, once all lines are done.
     """
 
     shard: Shard | None = None
@@ -63,6 +64,9 @@ class Tally:
     completion_lengths: LengthCounts = field(default_factory=LengthCounts)
     questions: list[dict[str, Any]] = field(default_factory=list)
     load_seconds: float = 0.0
+    print_seconds: float = 0.0
+    write_seconds: float = 0.0
+    seconds_by_cause: dict[str, dict[str, float]] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
 
     def count(
@@ -86,6 +90,22 @@ class Tally:
         """Count a failed line, which `count_all` has counted."""
         self.failed += 1
         self.failures.add(message, line)
+
+    def note_engine(self, stats: EngineStats, num_engines: int) -> None:
+        """Set the seconds by cause, up to now; those of several engines are sums."""
+        wall = num_engines * self.seconds
+        host = {
+            **stats.request_seconds_by_cause,
+            "printing": self.print_seconds,
+            "writing": self.write_seconds,
+        }
+        self.seconds_by_cause = {
+            "engine": {
+                **stats.step_seconds_by_cause,
+                "waiting_for_requests": max(0.0, wall - stats.step_seconds),
+            },
+            "host": {**host, "other": max(0.0, wall - sum(host.values()))},
+        }
 
     @property
     def label(self) -> str:
