@@ -91,6 +91,9 @@ class EngineStats:
     count finished sequences; `prefilled_tokens` are all computed tokens except those of decodes,
     and `attended_tokens` those that decodes attended to. `draft_tokens` are those of speculative
     decoding, of which `accepted_tokens` were accepted.
+
+    `step_seconds` are those of the engine's thread with work; the next four are parts of it.
+    `tokenize_seconds` and `detokenize_seconds` are sums over threads.
     """
 
     running: int = 0
@@ -107,6 +110,33 @@ class EngineStats:
     attended_tokens: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    step_seconds: float = 0.0
+    scheduling_seconds: float = 0.0
+    launch_seconds: float = 0.0
+    capture_seconds: float = 0.0
+    token_seconds: float = 0.0
+    tokenize_seconds: float = 0.0
+    detokenize_seconds: float = 0.0
+
+    @property
+    def step_seconds_by_cause(self) -> dict[str, float]:
+        """Return the seconds of the engine's thread, which add up to `step_seconds`.
+
+        On a CPU, `launching` is the computation itself. It excludes the `capture` of CUDA graphs.
+        `results` is all other work, such as processing sampled tokens.
+        """
+        causes = {
+            "scheduling": self.scheduling_seconds,
+            "launching": self.launch_seconds,
+            "capture": self.capture_seconds,
+            "waiting_for_tokens": self.token_seconds,
+        }
+        return {**causes, "results": max(0.0, self.step_seconds - sum(causes.values()))}
+
+    @property
+    def request_seconds_by_cause(self) -> dict[str, float]:
+        """Return the seconds of preparing requests and finishing results."""
+        return {"tokenizing": self.tokenize_seconds, "detokenizing": self.detokenize_seconds}
 
 
 class Responder(Protocol):

@@ -13,6 +13,7 @@ from pydantic_core import to_json
 from .requests import PROMPT_FIELDS
 
 PROMPTS = (*PROMPT_FIELDS, "file")
+_PROMPTS = frozenset(PROMPTS)
 _QUESTIONS = "questions"
 _GENERATING = frozenset({"messages", "prompt", "file", "file_url"})
 
@@ -25,6 +26,11 @@ def prompt_key(body: Mapping[str, Any]) -> bytes:
         names.insert(place, _QUESTIONS)
     # Fields that are rendered before the conversation come before it.
     return to_json([body.get("model"), body.get("tools"), *(body[name] for name in names)])
+
+
+def settings_key(body: Mapping[str, Any]) -> bytes:
+    """Return JSON of everything in a body except its prompt, in the body's order."""
+    return to_json({name: value for name, value in body.items() if name not in _PROMPTS})
 
 
 def is_determined(body: Mapping[str, Any]) -> bool:

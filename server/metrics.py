@@ -109,3 +109,17 @@ def engine_metrics(stats: EngineStats) -> Iterator[Metric]:
         ("kv_cache_usage_ratio", "KV cache usage, from 0 to 1.", stats.kv_cache_usage),
     ):
         yield GaugeMetricFamily(f"tidemill_{name}", words, share)
+    yield engine_seconds(stats)
+
+
+def engine_seconds(stats: EngineStats) -> Metric:
+    """Return the counter of an engine's seconds by cause."""
+    seconds = CounterMetricFamily(
+        "tidemill_engine_seconds",
+        "Time of the engine's thread by cause, and of tokenizing and detokenizing.",
+        labels=["cause"],
+    )
+    causes = stats.step_seconds_by_cause | stats.request_seconds_by_cause
+    for cause, value in causes.items():
+        seconds.add_metric([cause], value)
+    return seconds

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
@@ -131,8 +130,7 @@ class RawLine(NamedTuple):
         return _digest_of(self.number, self.data).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """One request of a file. `digest` is `RawLine.digest`: IDs of rows and replies derive from it.
 
     Those of a reply derive from its `request_id`, which contains nothing random.

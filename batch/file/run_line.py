@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from functools import partial
+import time
+from typing import NamedTuple
 
 from tidemill.protocol.bodies import error_body
-from tidemill.protocol.contract import EngineError, Responder, Usage
+from tidemill.protocol.contract import EngineError, Reply, Responder, Usage
 from tidemill.protocol.errors import InternalError
 
 from .expected_tokens import NO_TOKENS, ExpectedTokens, expected_tokens
-from .lines import LineError, RawLine, parse_line
+from .lines import Line, LineError, RawLine, parse_line
 from .rows import Dialect, RowError, print_malformed, print_reply
 
 # Longer lines are parsed in a thread.
 _LONG_BYTES = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class LineResult:
+class LineResult(NamedTuple):
     """The printed row of one line, newline included; `usage` is None without a reply.
 
-    `failure` is the message of an error row, and `expected` has the tokens of a line with a body.
+    `failure` is the message of an error row. `expected` has the tokens of a line with a body, if
+    they were requested.
     """
 
     row: bytes
@@ -31,6 +31,7 @@ class LineResult:
     failure: str | None = None
     expected: ExpectedTokens = NO_TOKENS
     is_reused: bool = False
+    print_seconds: float = 0.0
 
 
 async def run_line(
@@ -40,6 +41,7 @@ async def run_line(
     created: int,
     dialect: Dialect = "openai",
     max_row_bytes: int | None = None,
+    with_expected: bool = False,
 ) -> LineResult:
     """Return the row of a line; every failure of the line becomes an error row.
 
@@ -56,19 +58,15 @@ async def run_line(
             line = parse_line(raw)
     except LineError as exc:
         return LineResult(print_malformed(raw.digest, exc), is_success=False, failure=exc.message)
-    expected = expected_tokens(line.body, len(raw.data))
+    expected = expected_tokens(line.body, len(raw.data)) if with_expected else NO_TOKENS
     try:
         reply = await responder.respond(line.url, line.body, line.request_id, created)
-        printed = partial(
-            print_reply,
-            line,
-            reply.status_code,
-            reply.body,
-            dialect=dialect,
-            bare_message=reply.bare_message,
-            is_long=reply.is_long,
-        )
-        row = await asyncio.to_thread(printed) if reply.is_long else printed()
+        began = time.perf_counter()
+        if reply.is_long:
+            row = await asyncio.to_thread(_print, line, reply, dialect)
+        else:
+            row = _print(line, reply, dialect)
+        print_seconds = time.perf_counter() - began
         _check_length(row, max_row_bytes)
     except EngineError:
         raise
@@ -85,9 +83,21 @@ async def run_line(
             usage=reply.usage,
             expected=expected,
             is_reused=reply.is_reused,
+            print_seconds=print_seconds,
         )
     failure = reply.body["error"]["message"]
     return LineResult(row, is_success=False, usage=reply.usage, failure=failure, expected=expected)
+
+
+def _print(line: Line, reply: Reply, dialect: Dialect) -> bytes:
+    return print_reply(
+        line,
+        reply.status_code,
+        reply.body,
+        dialect=dialect,
+        bare_message=reply.bare_message,
+        is_long=reply.is_long,
+    )
 
 
 def _check_length(row: bytes, max_row_bytes: int | None) -> None:

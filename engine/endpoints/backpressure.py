@@ -7,8 +7,10 @@ about 400 bytes of a body.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from typing import Any, TypeVar, TypeVarTuple
 
 from tidemill.protocol.in_flight import InFlightLimiter
@@ -82,6 +84,8 @@ class BoundedExecutor:
         self._lane_bytes = max_bytes // _LANE_SHARE if interactive else 0
         self._lane = InFlightLimiter(self._lane_bytes, shortest_first=interactive)
         self._short_bytes = short_bytes
+        self._clock = Lock()
+        self.seconds = 0.0  # of all calls, in all threads
 
     async def run(
         self, num_bytes: int, function: Callable[[*_Arguments], _Value], *arguments: *_Arguments
@@ -89,15 +93,16 @@ class BoundedExecutor:
         """Return the function's value; work on `num_bytes` may wait for others to finish."""
         if num_bytes <= self._short_bytes:
             if self._alternating is None:
-                return function(*arguments)
+                return self._call(function, *arguments)
             async with self._alternating:
-                value = function(*arguments)
+                value = self._call(function, *arguments)
                 await asyncio.sleep(0)
                 return value
         in_flight = self._lane if num_bytes <= self._lane_bytes else self._in_flight
         await in_flight.acquire(num_bytes)
         try:
-            work = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+            loop = asyncio.get_running_loop()
+            work = loop.run_in_executor(self._threads, self._call, function, *arguments)
         except BaseException:  # for example if no more threads can start
             in_flight.release(num_bytes)
             raise
@@ -109,6 +114,15 @@ class BoundedExecutor:
             # An exception refers to this frame and the future to the exception: that cycle would
             # keep a refused body until garbage collection.
             del work
+
+    def _call(self, function: Callable[[*_Arguments], _Value], *arguments: *_Arguments) -> _Value:
+        began = time.perf_counter()
+        try:
+            return function(*arguments)
+        finally:
+            seconds = time.perf_counter() - began
+            with self._clock:
+                self.seconds += seconds
 
 
 def _end(in_flight: InFlightLimiter, num_bytes: int) -> None:

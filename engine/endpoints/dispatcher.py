@@ -308,7 +308,12 @@ class Dispatcher:
 
     def stats(self) -> EngineStats:
         """Return a snapshot of the work; callable from any thread."""
-        return self._engine.stats()
+        tokenizing = (*self._preparing, *self._compiling, self._preparing_fetched)
+        return replace(
+            self._engine.stats(),
+            tokenize_seconds=sum(executor.seconds for executor in tokenizing),
+            detokenize_seconds=sum(executor.seconds for executor in self._finishing),
+        )
 
     def close(self) -> None:
         """Stop the engine after the step now running."""

@@ -10,6 +10,7 @@ captured afterwards; the largest bucket is captured first ([ADR
 from __future__ import annotations
 
 import logging
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -179,6 +180,7 @@ class CudaGraphs:
         self._captures, self._has_ranks = captures, has_ranks
         # By the bucket's number of tokens, and the launched kernels.
         self._captured: dict[tuple[int, int], _Captured] = {}
+        self.capture_seconds = 0.0
         self._hidden: Tensor | None = None  # [largest bucket, H], the result of all graphs
         self._views: dict[int, dict[str, Any]] = {}  # by bucket: the views of its arrays
         self._has_long_rope = model.original_positions is not None
@@ -306,7 +308,7 @@ class CudaGraphs:
         There is no replay with other ranks, which would wait for a rank that captures nothing, nor
         with recurrent layers, whose rows have already advanced past the step.
         """
-        num_begun = self._network.num_layers_started
+        num_begun, began = self._network.num_layers_started, time.perf_counter()
         try:
             graph, hidden = self._captures(lambda: self._compute(step, ids, kind))
             if not (self._has_ranks or self._has_rows):
@@ -317,6 +319,7 @@ class CudaGraphs:
             logger.warning("CUDA graphs are disabled from now on: %s", exc)
             self.drop()
         self._network.num_layers_started = num_begun
+        self.capture_seconds += time.perf_counter() - began
 
 
 def check_replay(replayed: Tensor, launched: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
@@ -122,6 +123,7 @@ class EncodingCore:
         self._reliability = Reliability()
         self._num_running = 0
         self._num_failures = 0
+        self._launch_seconds = 0.0
         self._num_steps = self._prompt_tokens = self._cached_tokens = 0
 
     def add(self, request: EncodingRequest) -> RunningEncoding:
@@ -163,7 +165,9 @@ class EncodingCore:
             return None
         step = self._steps.popleft()
         self._num_steps += 1
+        began = time.perf_counter()
         values = attempt(lambda: self._values_of([group.sequence for group in step.groups]))
+        self._launch_seconds += time.perf_counter() - began
         if isinstance(values, Failure):
             if values.is_for_want_of_memory:
                 return self._make_room(step, values)
@@ -195,6 +199,7 @@ class EncodingCore:
             steps=self._num_steps,
             layers=self._model.network.num_layers_started,
             failures=self._num_failures,
+            launch_seconds=self._launch_seconds,
         )
 
     def _admit(self, waiting: deque[RunningEncoding]) -> None:

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeAlias, TypeVar
 
 from tidemill.protocol.contract import EngineError, EngineStats
@@ -58,6 +59,7 @@ class Engine(Generic[RequestT, ResultT]):
         self._is_closed = False
         self._failure: str | None = None  # why the thread has ended, unless it was closed
         self._has_left = False  # a caller has left since the thread last checked
+        self._step_seconds = 0.0
         # Loading runs in the thread that runs steps: OpenMP keeps workers for each thread that ever
         # computed; with more workers than cores they sleep between operations instead of spinning.
         created: Future[None] = Future()
@@ -113,7 +115,7 @@ class Engine(Generic[RequestT, ResultT]):
         """
         if self._failure is not None:
             raise EngineClosed(self._failure)
-        return self._core.stats()
+        return replace(self._core.stats(), step_seconds=self._step_seconds)
 
     def close(self) -> None:
         """Stop after the step now running; unfinished calls raise `EngineClosed`. Idempotent."""
@@ -160,13 +162,16 @@ class Engine(Generic[RequestT, ResultT]):
             logger.exception("the engine's cleanup failed")
 
     def _step_until_closed(self) -> None:
-        is_idle = True
+        is_idle, began = True, 0.0
         while not self._is_closed:
             self._receive(block=is_idle)
+            began = time.perf_counter() if is_idle else began
             self._drop_left()
             outputs = self._core.step()
             is_idle = outputs is None
             self._send([self._address(output) for output in outputs or ()])
+            ended = time.perf_counter()
+            self._step_seconds, began = self._step_seconds + ended - began, ended
 
     def _receive(self, *, block: bool) -> None:
         """Admit the calls that have arrived; with `block`, wait for the first."""

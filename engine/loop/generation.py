@@ -78,6 +78,7 @@ class GenerationCore:
         self._num_added = 0
         self._num_steps = 0
         self._prefilled_tokens = self._attended_tokens = 0
+        self._scheduling_seconds = self._launch_seconds = self._token_seconds = 0.0
         self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
 
     def add(self, request: SequenceRequest) -> Sequence:
@@ -113,13 +114,17 @@ class GenerationCore:
         blame = self._blame
         if (blame.postponed or blame.accused) and (outputs := self._settle_blame()) is not None:
             return outputs
+        began = time.perf_counter()
         part = self._failures.next_part() if self._failures.is_open else None
         plan = part or self._scheduler.plan()
+        planned = time.perf_counter()
+        self._scheduling_seconds += planned - began
         if plan is None:
             return self._collect_oldest() if self._pipeline else None
         self._count(plan)
         waits = self._awaits_ids(plan)
         flight = _attempt(partial(self._run if waits else self._launch, plan))
+        self._launch_seconds += time.perf_counter() - planned
         if isinstance(flight, Failure):
             outputs = self._collect_all()  # earlier steps, which the failure does not affect
             self._scheduler.rewind(plan)
@@ -148,6 +153,7 @@ class GenerationCore:
         running = int(self._table.is_running.sum())
         num_used = self._pool.num_pages - self._pool.num_free
         drafts = self._scheduler.drafts
+        capture_seconds = self._runner.capture_seconds
         return EngineStats(
             running=running,
             waiting=self._scheduler.num_waiting + len(self._duplicates),
@@ -163,6 +169,10 @@ class GenerationCore:
             failures=self._blame.num_failures,
             draft_tokens=0 if drafts is None else drafts.num_tokens,
             accepted_tokens=0 if drafts is None else drafts.num_accepted,
+            scheduling_seconds=self._scheduling_seconds,
+            launch_seconds=max(0.0, self._launch_seconds - capture_seconds),
+            capture_seconds=capture_seconds,
+            token_seconds=self._token_seconds,
         )
 
     def _settle_blame(self) -> _Outputs | None:
@@ -252,7 +262,9 @@ class GenerationCore:
     def _collect_oldest(self) -> _Outputs:
         readout = self._pipeline[0].readout
         assert readout is not None
+        began = time.perf_counter()
         arrived = _attempt(readout.wait)
+        self._token_seconds += time.perf_counter() - began
         if isinstance(arrived, Failure):
             lost = self._pipeline.lose()
             for plan in reversed(lost):

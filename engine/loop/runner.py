@@ -176,6 +176,11 @@ class Runner:
         return self._model.network.num_layers_started
 
     @property
+    def capture_seconds(self) -> float:
+        """Return the seconds of capturing CUDA graphs so far; callable from another thread."""
+        return 0.0 if self._graphs is None else self._graphs.capture_seconds
+
+    @property
     def paged_ids(self) -> PagedTokenIds | None:
         """Return the token ids on the device, None if it does not store them."""
         return self._ids.paged

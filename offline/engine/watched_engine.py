@@ -12,10 +12,10 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncGenerator, Iterable, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Iterable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn, cast
+from typing import Any, Final, NoReturn, TypeVar, cast
 
 from tidemill.protocol.bodies import error_body
 from tidemill.protocol.contract import (
@@ -41,6 +41,7 @@ CLOSE_SECONDS = 20.0
 END_SECONDS = 60.0
 """Limit for an orderly exit of this process after a stall."""
 
+_T = TypeVar("_T")
 _JOIN_SECONDS: Final = 5.0
 _STDERR: Final = 2
 
@@ -119,15 +120,16 @@ class WatchedEngine:
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Answer a line of a file."""
-        with self._waiting():
-            return await self._engine.respond(url, body, request_id, created)
+        self._check()
+        return await self._wait_for(self._engine.respond(url, body, request_id, created))
 
     async def answer(
         self, url: str, body: dict[str, Any], request_id: str, created: int
     ) -> Reply | StreamedReply:
         """Answer an interactive request, streamed if its body requests that."""
-        with self._waiting():
-            reply = await cast("Online", self._engine).answer(url, body, request_id, created)
+        self._check()
+        online = cast("Online", self._engine)
+        reply = await self._wait_for(online.answer(url, body, request_id, created))
         if isinstance(reply, Reply):
             return reply
         chunks = self._chunks(reply)
@@ -164,8 +166,8 @@ class WatchedEngine:
             yield {}
             while True:
                 try:
-                    with self._waiting():
-                        chunk = await anext(chunks, None)
+                    self._check()
+                    chunk = await self._wait_for(anext(chunks, None))
                 except EngineStalled as exc:
                     error = RequestError("The engine has stopped.", code=exc.code, status_code=503)
                     chunk = error_body(error)
@@ -175,19 +177,17 @@ class WatchedEngine:
                 if self.failure is not None:
                     return
 
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """Register the current task as waiting for the engine; raises EngineStalled."""
-        self._check()
+    async def _wait_for(self, answering: Awaitable[_T]) -> _T:
+        """Await a call while the current task is registered as waiting; raises EngineStalled."""
         task = asyncio.current_task()
         assert task is not None
         self._calls[task] = threading.get_ident()
         try:
-            yield
+            return await answering
         except asyncio.CancelledError:
-            if task not in self._cancelled or task.uncancel():
-                raise
-            self._check()
+            if task in self._cancelled and not task.uncancel():
+                self._check()
+            raise
         finally:
             self._progress += 1
             del self._calls[task]

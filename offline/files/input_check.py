@@ -15,7 +15,8 @@ from tidemill.batch.file.lines import EXAMPLE_LINE, Line, LineError, parse_line
 from tidemill.batch.file.unknown_parameters import UnknownParameters, sentences
 from tidemill.protocol.errors import ModelNotFound, RequestError
 from tidemill.protocol.names import own_names
-from tidemill.protocol.requests import check_request
+from tidemill.protocol.prompt_key import settings_key
+from tidemill.protocol.requests import RequestChecker, check_request
 from tidemill.protocol.routes import DECISIONS, ENDPOINTS, SYSTEM_ONE
 
 from ..arguments.defaults import Defaults
@@ -87,9 +88,14 @@ class InputReport:
             self.kinds[kind] += 1
 
 
-def _add_to(index: LineIndex | None, span: LineSpan, body: Mapping[str, Any] | None = None) -> None:
+def _add_to(
+    index: LineIndex | None,
+    span: LineSpan,
+    body: Mapping[str, Any] | None = None,
+    settings: bytes | None = None,
+) -> None:
     if index is not None:
-        index.add(*span, body)
+        index.add(*span, body, settings)
 
 
 def no_row(_line: Line | None, _body: Mapping[str, Any] | None) -> bool:
@@ -117,6 +123,7 @@ def check_lines(
     served_names = (*served_names, *adapters)
     has_defaults = bool(defaults.flags)
     report = InputReport(requests, served_names, tuple(adapters))
+    checker = RequestChecker(served_names, endpoints)
     next_word = time.monotonic() + _SECONDS_PER_WORD
     with DuplicateFinder(tmp_dir) as finder:
         for raw, span in requests.spans():
@@ -141,10 +148,11 @@ def check_lines(
                 report.without_effect.update(defaults.without_effect(line.url))
                 body = defaults.apply(line.url, body)
             has_row = look_up(line, body)
-            _add_to(index, span, None if has_row else body)
+            settings = settings_key(body)
+            _add_to(index, span, None if has_row else body, settings)
             try:
                 if not has_row:  # otherwise it could run in an earlier run
-                    check_request(line.url, body, served_names, endpoints)
+                    checker.check(line.url, body, settings)
             except RequestError as exc:
                 report.failing.add(exc.message, line.number)
                 if isinstance(exc, ModelNotFound) and len(report.models) < _MAX_MODELS:

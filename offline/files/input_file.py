@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .table_input import TableInput
 
 _COPIED_BYTES = 2**20
+_BLOCK_BYTES = 2**18
 
 
 class PlacedLine(NamedTuple):
@@ -150,21 +151,34 @@ class InputFile:
         If the input is not seekable, the places must be in file order.
         """
         if self.is_seekable:
-            for place in places:
-                yield PlacedLine(place, self._read(LineSpan(*index.span(place))))
+            yield from self._read_any(index, places)
             return
         numbered = enumerate(self.lines())
         for wanted in places:
             yield PlacedLine(wanted, next(raw for place, raw in numbered if place == wanted))
 
-    def _read(self, span: LineSpan) -> RawLine:
-        file = self._plain
-        if self.unpacked is None:
-            self.source.check()
-        if span.num_bytes <= self.max_line_bytes:
-            return RawLine(span.number, os.pread(file.fileno(), span.num_bytes, span.start))
-        file.seek(span.start)
-        return next(read_lines(file, max_line_bytes=self.max_line_bytes, first_number=span.number))
+    def _read_any(self, index: LineIndex, places: Iterable[int]) -> Iterator[PlacedLine]:
+        """Yield lines from blocks while each is near the previous one, otherwise one by one."""
+        file, fd = self._plain, self._plain.fileno()
+        block, start, end = b"", 0, 0
+        for place in places:
+            first, num_bytes, number = index.span(place)
+            if num_bytes > self.max_line_bytes:
+                file.seek(first)
+                limit = self.max_line_bytes
+                raw = next(read_lines(file, max_line_bytes=limit, first_number=number))
+                yield PlacedLine(place, raw)
+                continue
+            if not start <= first <= first + num_bytes <= end:
+                is_near = start <= first < end + _BLOCK_BYTES
+                size = max(num_bytes, _BLOCK_BYTES) if is_near else num_bytes
+                block, start = os.pread(fd, size, first), first
+                end = start + len(block)
+                if self.unpacked is None:
+                    self.source.check()
+            yield PlacedLine(
+                place, RawLine(number, block[first - start : first - start + num_bytes])
+            )
 
     @property
     def _plain(self) -> IO[bytes]:

@@ -17,10 +17,9 @@ from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic_core import to_json
 
 from tidemill.batch.file.expected_tokens import max_output_tokens
-from tidemill.protocol.prompt_key import PROMPTS, is_determined, prompt_key
+from tidemill.protocol.prompt_key import is_determined, prompt_key, settings_key
 
 PREFIX_BYTES: Final = tuple(128 << level for level in range(8))
 """Lengths of the prompt prefixes for which fingerprints are stored."""
@@ -61,16 +60,22 @@ class LineIndex:
         return len(self._records) // _RECORD.size
 
     def add(
-        self, start: int, num_bytes: int, number: int, body: Mapping[str, Any] | None = None
+        self,
+        start: int,
+        num_bytes: int,
+        number: int,
+        body: Mapping[str, Any] | None = None,
+        settings: bytes | None = None,
     ) -> None:
-        """Add the next line; `body` is None if it is not a request."""
+        """Add the next line; `body` is None if it is not a request, `settings` its known key."""
         if body is None:
             self._records += _RECORD.pack(start, num_bytes, number, 0, 0, 0, *_NO_PREFIXES)
             return
-        key, max_tokens, body_hash = describe(body)
+        key, max_tokens, body_hash = describe(body, settings)
         crc, begin, prefixes = 0, 0, []
         for end in PREFIX_BYTES:
-            crc, begin = crc32(key[begin:end], crc), end
+            if begin < len(key):
+                crc, begin = crc32(key[begin:end], crc), end
             prefixes.append(crc)
         self._keys.write(key[:MAX_KEY_BYTES])
         self._records += _RECORD.pack(
@@ -110,18 +115,18 @@ def _temporary_file(folder: Path | None) -> IO[bytes]:
 _NO_PREFIXES = (0,) * len(PREFIX_BYTES)
 
 
-def describe(body: Mapping[str, Any]) -> tuple[bytes, int, int]:
+def describe(body: Mapping[str, Any], settings: bytes | None = None) -> tuple[bytes, int, int]:
     """Return a body's prompt as bytes, the limit of its answers' tokens, and its hash."""
     key = prompt_key(body)
     most = max_output_tokens(body)
-    return key, UNKNOWN if most is None else min(most, _MAX_COUNT), _body_hash(body, key)
+    body_hash = _body_hash(body, key, settings)
+    return key, UNKNOWN if most is None else min(most, _MAX_COUNT), body_hash
 
 
-def _body_hash(body: Mapping[str, Any], key: bytes) -> int:
+def _body_hash(body: Mapping[str, Any], key: bytes, settings: bytes | None) -> int:
     """Return a hash that lines with the same result share; 0 for sampled results."""
     if not is_determined(body):
         return 0
-    rest = {name: value for name, value in body.items() if name not in PROMPTS}
     digest = blake2b(key, digest_size=8)
-    digest.update(to_json(rest))
+    digest.update(settings_key(body) if settings is None else settings)
     return int.from_bytes(digest.digest(), "little") or 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -41,19 +41,19 @@ class OutputLengths:
         self._finished = np.zeros(num_groups, np.int64)
         self._tokens = np.zeros(num_groups)
         self._known_most = self._known_tokens = 0.0  # of finished lines with a limit
-        self._num_unlimited = self._unlimited_tokens = 0
+        self._num_unlimited, self._unlimited_tokens = 0, 0.0
 
-    def add(self, place: int, output_tokens: int) -> None:
-        """Learn from a finished row."""
-        group, most = self._group_of.item(place), self._most.item(place)
-        self._finished[group] += 1
-        self._tokens[group] += output_tokens
-        if most == np.inf:
-            self._num_unlimited += 1
-            self._unlimited_tokens += output_tokens
-        else:
-            self._known_most += most
-            self._known_tokens += output_tokens
+    def add(self, places: NDArray[np.int64], output_tokens: NDArray[np.int64]) -> None:
+        """Learn from finished rows."""
+        groups, most = self._group_of[places], self._most[places]
+        np.add.at(self._finished, groups, 1)
+        np.add.at(self._tokens, groups, output_tokens)
+        is_limited = most < np.inf
+        num_known, num_tokens = int(is_limited.sum()), float(output_tokens[is_limited].sum())
+        self._num_unlimited += len(places) - num_known
+        self._unlimited_tokens += float(output_tokens.sum()) - num_tokens
+        self._known_most += float(most[is_limited].sum())
+        self._known_tokens += num_tokens
 
     def probes(self, is_left: NDArray[np.bool_]) -> list[int]:
         """Return a few lines of each large group, to learn from before the group runs."""
@@ -147,12 +147,18 @@ class Plan:
                 yield self._start(place)
             order = self._order = self._renewed(order[num_next:])
 
-    def finish(self, place: int, output_tokens: int) -> None:
-        """Learn from a finished row; a row without output tokens has failed, or generates none."""
-        self._is_unfinished[place] = False
-        self.finished_prompt_bytes += int(self._prompt_bytes[place])
-        if output_tokens and not self.is_repeat[place]:
-            self.lengths.add(place, output_tokens)
+    def finish(self, places: Sequence[int], output_tokens: Sequence[int]) -> int:
+        """Learn from finished rows; return the output tokens of those that are not repeats.
+
+        A row without output tokens has failed, or generates none.
+        """
+        rows, tokens = np.array(places, np.int64), np.array(output_tokens, np.int64)
+        self._is_unfinished[rows] = False
+        self.finished_prompt_bytes += int(self._prompt_bytes[rows].sum())
+        tokens = np.where(self.is_repeat[rows], 0, tokens)
+        is_known = tokens > 0
+        self.lengths.add(rows[is_known], tokens[is_known])
+        return int(tokens.sum())
 
     def unfinished(self) -> list[int]:
         """Return the places of the lines without a row, in file order."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from tidemill.batch.file.rows import Dialect
@@ -35,6 +36,8 @@ class InFlightLimits:
     max_held_bytes: int = MAX_HELD_BYTES
 
 
+_NO_USAGE = Usage()
+
 RunLine = Callable[[PlacedLine], Awaitable[LineResult]]
 """Returns the row of a line; an exception, such as EngineError, ends the run."""
 
@@ -55,8 +58,8 @@ class Feed:
     """Runs lines through an engine; created for one run, inside the event loop.
 
     The first exception of a request, the output or a callback of the loop ends the run, so that
-    exceptions are never dropped. `note_row` is called with the place and the usage of each
-    finished line.
+    exceptions are never dropped. `note_rows` is called with written or spooled rows: the places
+    of their lines, and their numbers of completion tokens.
     """
 
     def __init__(
@@ -66,16 +69,18 @@ class Feed:
         tally: Tally,
         *,
         limits: InFlightLimits,
-        note_row: Callable[[int, Usage], None] = lambda _place, _usage: None,
+        note_rows: Callable[[list[int], list[int]], None] = lambda _places, _tokens: None,
     ) -> None:
         self._run = runner
         self._writer = writer
         self._tally = tally
         self._in_flight = InFlightLimiter(limits.max_held_bytes, limits.max_inflight)
-        self._note_row = note_row
+        self._note_rows = note_rows
         self._loop = asyncio.get_running_loop()
-        self._requests: set[asyncio.Task[None]] = set()
-        self._finished: list[tuple[PlacedLine, Row]] = []  # not yet passed to the writer
+        self._lines: Iterator[PlacedLine] = iter(())
+        self._next: PlacedLine | None = None  # the line to admit next
+        self._workers: set[asyncio.Task[None]] = set()
+        self._finished: list[tuple[PlacedLine, LineResult]] = []  # not yet passed to the writer
         self._waiter: asyncio.Future[None] | None = None
         self._is_stopped = False
         self._is_cancelling = False
@@ -112,22 +117,46 @@ class Feed:
         return is_done
 
     async def _run_lines(self, lines: Iterable[PlacedLine]) -> bool:
-        for admitted, line in enumerate(lines):
-            if not await self._acquire(len(line.raw.data)):
-                return False
-            request = self._loop.create_task(self._run_line(line))
-            self._requests.add(request)
-            request.add_done_callback(self._end)
-            if admitted % _LINES_PER_TURN == 0:
-                # Start requests and write rows before the limits are reached.
-                await asyncio.sleep(0)
-                self._write()
-                self._raise_fatal()
-        while self._requests and not self._is_stopped:
-            if not self._write():
+        self._lines, num_started = iter(lines), 0
+        while not self._is_stopped:
+            if (line := self._admit()) is not None:
+                worker = self._loop.create_task(self._work(line))
+                self._workers.add(worker)
+                worker.add_done_callback(self._end)
+                num_started += 1
+                if num_started % _LINES_PER_TURN == 0:  # start requests before the limits
+                    await asyncio.sleep(0)
+                    self._write()
+                    self._raise_fatal()
+            elif not self._write():
+                if not self._workers:
+                    return True
                 await self._sleep()
         self._raise_fatal()
-        return not self._is_stopped
+        return False
+
+    def _admit(self) -> PlacedLine | None:
+        """Return the next line; None at the end, at the limits, and after a stop or a failure."""
+        if self._is_stopped or self._fatal is not None:
+            return None
+        line = next(self._lines, None) if self._next is None else self._next
+        if line is None or self._in_flight.try_acquire(len(line.raw.data)):
+            self._next = None
+            return line
+        self._next = line
+        return None
+
+    async def _work(self, line: PlacedLine | None) -> None:
+        """Run a line, and then others in the same task as long as the limits allow."""
+        while line is not None:
+            result = await self._run(line)
+            self._finished.append((line, result))
+            self._in_flight.release(len(line.raw.data) - len(result.row))
+            if self._waiter is not None:
+                self._wake()
+            if len(self._finished) >= _LINES_PER_TURN:  # an engine may answer without waiting
+                await asyncio.sleep(0)
+            line = self._admit()
 
     async def _flush_often(self) -> None:
         """Flush spooled rows at intervals."""
@@ -135,25 +164,9 @@ class Feed:
             await asyncio.sleep(FLUSH_SECONDS)
             self._writer.flush()
 
-    async def _acquire(self, num_bytes: int) -> bool:
-        """Wait until a line of `num_bytes` is admitted; return False if the feed stops first."""
-        while not self._is_stopped:
-            if self._in_flight.try_acquire(num_bytes):
-                return True
-            if not self._write():
-                await self._sleep()
-        return False
-
-    async def _run_line(self, line: PlacedLine) -> None:
-        answered = await self._run(line)
-        self._finished.append((line, Row(answered.row, answered.is_success)))
-        self._in_flight.release(len(line.raw.data) - len(answered.row))
-        self._tally.count(answered.usage, failure=answered.failure, line=line.raw.number)
-        self._note_row(line.place, answered.usage or Usage())
-
-    def _end(self, request: asyncio.Task[None]) -> None:
-        self._requests.discard(request)
-        self._note_failure(request)
+    def _end(self, worker: asyncio.Task[None]) -> None:
+        self._workers.discard(worker)
+        self._note_failure(worker)
 
     def _note_failure(self, task: asyncio.Task[None]) -> None:
         """Store the exception of a task that ended by itself, for `run` to raise."""
@@ -188,12 +201,26 @@ class Feed:
 
     def _write(self) -> bool:
         """Pass finished rows to the writer; return whether there was anything to write."""
-        finished = self._finished
-        self._writer.write(finished)
-        self._finished = []
-        self._in_flight.release_bytes(sum(len(row.data) for _, row in finished))
+        began = time.perf_counter()
+        if finished := self._finished:
+            self._writer.write(_rows(finished))
+            self._finished = []
         is_more = self._writer.drain()
+        self._tally.write_seconds += time.perf_counter() - began
+        if finished:
+            self._count(finished)
         return bool(finished) or is_more
+
+    def _count(self, finished: list[tuple[PlacedLine, LineResult]]) -> None:
+        self._in_flight.release_bytes(sum([len(result.row) for _, result in finished]))
+        usages = [result.usage or _NO_USAGE for _, result in finished]
+        self._tally.count_all([usage for usage in usages if usage is not _NO_USAGE], len(finished))
+        self._tally.print_seconds += sum([result.print_seconds for _, result in finished])
+        for line, result in finished:
+            if result.failure is not None:
+                self._tally.count_failure(result.failure, line.raw.number)
+        places = [line.place for line, _ in finished]
+        self._note_rows(places, [usage.completion_tokens for usage in usages])
 
     def _write_all(self) -> None:
         while self._write():
@@ -206,13 +233,17 @@ class Feed:
             self._write_all()
         except BaseException:  # noqa: BLE001 - the caller raises the first failure
             try:
-                self._writer.rescue(self._finished)
+                self._writer.rescue(_rows(self._finished))
             except BaseException as exc:  # noqa: BLE001
                 log(f"note: some finished rows could not be saved ({failure_of(exc)})")
 
     async def _cancel(self, flushing: asyncio.Task[None]) -> None:
         self._is_cancelling = True
-        tasks = {flushing, *self._requests}
+        tasks = {flushing, *self._workers}
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
+
+
+def _rows(finished: list[tuple[PlacedLine, LineResult]]) -> list[tuple[PlacedLine, Row]]:
+    return [(line, Row(result.row, result.is_success)) for line, result in finished]

@@ -53,6 +53,10 @@ class RunMetrics:
             yield from self.loop_lag.collect()
         for name, words, value in self._counters():
             yield CounterMetricFamily(f"tidemill_{name}", words, value)
+        if self.served is not None:
+            from tidemill.server.metrics import engine_seconds
+
+            yield engine_seconds(self.served.stats())
         for name, words, share in self._gauges():
             yield GaugeMetricFamily(f"tidemill_{name}", words, share)
 

@@ -54,6 +54,11 @@ class EngineReplicas:
             yield
 
     @property
+    def num_engines(self) -> int:
+        """Return the number of engine processes."""
+        return len(self._replicas.all)
+
+    @property
     def load_seconds(self) -> float:
         """Return the seconds for starting all processes."""
         return self._replicas.load_seconds

@@ -173,7 +173,7 @@ class Run:
             self.writer,
             tally,
             limits=InFlightLimits(max_inflight),
-            note_row=self._note_row,
+            note_rows=self._note_rows,
         )
         remembered = CostModel.recall(info.model, info.device)
         forecast = Forecast(self.plan, info.max_num_seqs, remembered)
@@ -189,16 +189,18 @@ class Run:
                 reporting.cancel()
                 with suppress(asyncio.CancelledError):
                     await reporting
+                with suppress(EngineError):
+                    num_engines = served.num_engines if isinstance(served, EngineReplicas) else 1
+                    tally.note_engine(served.stats(), num_engines)
                 with (
                     failures_noted("the timings of this run were not saved"),
                     suppress(EngineError),
                 ):
                     _save_costs(forecast, served, tally, tally.started - self.launched)
 
-    def _note_row(self, place: int, usage: Usage) -> None:
-        self.plan.finish(place, usage.completion_tokens)
-        if not self.plan.is_repeat[place]:
-            self.metrics.tally.computed_output_tokens += usage.completion_tokens
+    def _note_rows(self, places: list[int], completion_tokens: list[int]) -> None:
+        num_computed = self.plan.finish(places, completion_tokens)
+        self.metrics.tally.computed_output_tokens += num_computed
 
 
 async def _report_safely(

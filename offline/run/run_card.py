@@ -112,6 +112,10 @@ def card_of(run: Run, tally: Tally, info: EngineInfo | None, output: str) -> dic
         "questions": tally.questions,
         "load_seconds": round(tally.load_seconds, 3),
         "seconds": round(seconds, 3),
+        "seconds_by_cause": {
+            name: {cause: round(value, 3) for cause, value in causes.items()}
+            for name, causes in tally.seconds_by_cause.items()
+        },
         "rows_per_second": round(tally.answered / seconds, 3) if seconds else None,
         "completion_tokens_per_second": (
             round(usage.completion_tokens / seconds, 3) if seconds else None
@@ -136,22 +140,12 @@ def as_markdown(card: Mapping[str, Any]) -> str:
     if card["errors"]:
         parts += ["\n## Errors\n"]
         parts += [f"- {kind['count']:,} × {kind['message']}" for kind in card["errors"]]
+    if card["seconds_by_cause"]:
+        parts += ["\n## Time\n", *_time_table(card["seconds_by_cause"])]
     for name, title in (("prompt", "Prompt tokens"), ("completion", "Completion tokens")):
         if card["lengths"][name]:
             parts += [f"\n## {title}\n```", *_plot(card["lengths"][name]), "```"]
-    if card["questions"]:
-        from .question_report import question_lines  # late: few runs have questions
-
-        parts += question_lines(card["questions"], card["recipe"])
-    if reports := card.get("calibration"):
-        from .question_report import calibration_lines
-
-        parts.append("\n## Calibration")
-        parts += [line for report in reports for line in calibration_lines(report)]
-    if (cascade := card.get("cascade")) is not None:
-        from .cascade_report import report_lines  # late: few runs are cascades
-
-        parts += ["\n## Cascade\n```", *report_lines(cascade), "```"]
+    parts += _decision_parts(card)
     for name in ("settings", "recipe"):
         if card[name]:
             text = json.dumps(card[name], ensure_ascii=False, indent=2, default=str)
@@ -161,6 +155,25 @@ def as_markdown(card: Mapping[str, Any]) -> str:
         parts += ["\n## Rows with different settings\n"]
         parts += [f"- {each}" for each in use_lines(uses)]
     return "\n".join(parts) + "\n"
+
+
+def _decision_parts(card: Mapping[str, Any]) -> list[str]:
+    """Return the parts about decisions, which few runs make: imports are late."""
+    parts: list[str] = []
+    if card["questions"]:
+        from .question_report import question_lines
+
+        parts += question_lines(card["questions"], card["recipe"])
+    if reports := card.get("calibration"):
+        from .question_report import calibration_lines
+
+        parts.append("\n## Calibration")
+        parts += [line for report in reports for line in calibration_lines(report)]
+    if (cascade := card.get("cascade")) is not None:
+        from .cascade_report import report_lines
+
+        parts += ["\n## Cascade\n```", *report_lines(cascade), "```"]
+    return parts
 
 
 def _facts(card: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -198,6 +211,17 @@ def _facts(card: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _table(facts: Sequence[tuple[str, str]]) -> str:
     rows = (f"| {name} | {value.replace('|', chr(92) + '|')} |" for name, value in facts)
     return "\n".join(("| | |", "|---|---|", *rows))
+
+
+def _time_table(seconds_by_cause: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return the seconds of each cause, and its share of its thread's."""
+    rows = ["| thread | cause | seconds | share |", "|---|---|---:|---:|"]
+    for name, causes in seconds_by_cause.items():
+        total = sum(causes.values()) or 1.0
+        for cause, seconds in causes.items():
+            words = cause.replace("_", " ")
+            rows.append(f"| {name} | {words} | {seconds:,.1f} | {seconds / total:.1%} |")
+    return rows
 
 
 def _plot(bins: Sequence[Mapping[str, int]]) -> list[str]:

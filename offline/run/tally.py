@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidemill.protocol.contract import Usage
+from tidemill.protocol.contract import EngineStats, Usage
 
 from ..console.error_summary import ErrorSummary
 from ..files.shard import Shard
 
-_MAX_BITS = 32
+_MAX_BITS = 64
 
 
 class LengthCounts:
@@ -22,7 +23,7 @@ class LengthCounts:
 
     def add(self, num_tokens: int) -> None:
         """Count a row."""
-        self._counts[min(num_tokens.bit_length(), _MAX_BITS - 1)] += 1
+        self._counts[num_tokens.bit_length()] += 1
 
     def bins(self) -> list[dict[str, int]]:
         """Return the bins from the first to the last non-empty one, with bounds and counts."""
@@ -60,7 +61,8 @@ class Tally:
     `unit` is the input's: `line`, `row` or `element`. `truncated` rows of the whole output have an
     answer that reached its token limit. `usage` covers answered requests, `computed_output_tokens`
     excludes repeats; `started` is on the monotonic clock. `questions` are the distributions of the
-    answers in a complete table.
+    answers in a complete table. `seconds_by_cause` are those of `engine` and `host`, which each add
+    up to `seconds`, once all lines are done.
     """
 
     shard: Shard | None = None
@@ -80,20 +82,47 @@ class Tally:
     completion_lengths: LengthCounts = field(default_factory=LengthCounts)
     questions: list[dict[str, Any]] = field(default_factory=list)
     load_seconds: float = 0.0
+    print_seconds: float = 0.0
+    write_seconds: float = 0.0
+    seconds_by_cause: dict[str, dict[str, float]] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
 
     def count(
         self, usage: Usage | None = None, *, failure: str | None = None, line: int | None = None
     ) -> None:
         """Count a finished line; `failure` is its error, if any."""
-        self.answered += 1
+        self.count_all([] if usage is None else [usage])
         if failure is not None:
-            self.failed += 1
-            self.failures.add(failure, line)
-        if usage is not None:
+            self.count_failure(failure, line)
+
+    def count_all(self, usages: Sequence[Usage], num_lines: int = 1) -> None:
+        """Count finished lines, some of which have a usage."""
+        self.answered += num_lines
+        for usage in usages:
             self.usage.add(usage)
             self.prompt_lengths.add(usage.prompt_tokens)
             self.completion_lengths.add(usage.completion_tokens)
+
+    def count_failure(self, message: str, line: int | None = None) -> None:
+        """Count a failed line, which `count_all` has counted."""
+        self.failed += 1
+        self.failures.add(message, line)
+
+    def note_engine(self, stats: EngineStats, num_engines: int) -> None:
+        """Set the seconds by cause, up to now; those of several engines are sums."""
+        wall = num_engines * self.seconds
+        host = {
+            **stats.request_seconds_by_cause,
+            "printing": self.print_seconds,
+            "writing": self.write_seconds,
+        }
+        self.seconds_by_cause = {
+            "engine": {
+                **stats.step_seconds_by_cause,
+                "waiting_for_requests": max(0.0, wall - stats.step_seconds),
+            },
+            "host": {**host, "other": max(0.0, wall - sum(host.values()))},
+        }
 
     @property
     def label(self) -> str:

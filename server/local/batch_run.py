@@ -117,7 +117,7 @@ class BatchRun:
 
     async def _run_line(self, raw: RawLine, held: int) -> None:
         try:
-            answer = await run_line(raw, self._engine, created=self._created)
+            answer = await run_line(raw, self._engine, created=self._created, with_expected=True)
             if self.is_closed:
                 return
             usage = answer.usage or Usage()

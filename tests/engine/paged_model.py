@@ -187,6 +187,7 @@ class PagedModel:
         self.num_probes = 0
         self.is_gone = False  # fails every call, including a probe
         self.num_layers = 0
+        self.capture_seconds = 0.0
         self.paged_ids = None
         self._table = table
         self._logits_of = logits_of

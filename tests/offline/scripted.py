@@ -84,7 +84,7 @@ class ScriptedEngine:
 
     def stats(self) -> EngineStats:
         """A constant of each kind."""
-        return EngineStats(3, 2, 0.5, 100, 40, 30, 1)
+        return EngineStats(3, 2, 0.5, 100, 40, 30, 1, step_seconds=3.0, launch_seconds=3.0)
 
     def close(self) -> None:
         """Take the configured time."""

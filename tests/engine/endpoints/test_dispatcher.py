@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ from tidemill.engine.endpoints.logprob_bodies import prompt_logprobs
 from tidemill.engine.scheduling.sequence import SequenceResult
 from tidemill.protocol.chat import ChatCompletionRequest
 from tidemill.protocol.completions import CompletionRequest
-from tidemill.protocol.contract import EngineStats, Reply, StreamedReply
+from tidemill.protocol.contract import Reply, StreamedReply
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.unsupported import GENERATION
 
@@ -359,12 +360,14 @@ async def test_the_scores_of_a_long_prompt_are_serialized_outside_the_loop(
     assert [thread != threading.get_ident() for thread in threads] == [False, True]
 
 
-def test_it_exposes_and_closes_its_engine() -> None:
+async def test_it_exposes_and_closes_its_engine() -> None:
     """A caller needs no other reference."""
     scene = Scene()
     assert scene.served.info() is INFO
-    scene.chat()
-    assert scene.served.stats() == scene.generator.stats() != EngineStats()
+    await scene.served.respond("/v1/completions", {"prompt": "The capital"}, "req_1", 0)
+    stats = scene.served.stats()
+    assert all(stats.request_seconds_by_cause.values())
+    assert replace(stats, tokenize_seconds=0, detokenize_seconds=0) == scene.generator.stats()
     scene.served.close()
     assert scene.generator.is_closed
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -538,3 +539,17 @@ async def test_the_engine_runs_work_of_any_kind() -> None:
         await engine.generate(["one", ""])
     assert engine.stats().waiting == 0
     engine.close()
+
+
+async def test_seconds_are_counted_by_cause() -> None:
+    """The causes add up to the time of the engine's thread, which excludes waiting for requests."""
+    rig = Rig(logits_of)
+    began = time.perf_counter()
+    engine = Engine(lambda: rig.work)
+    await engine.generate([request(first) for first in range(4)])
+    await asyncio.to_thread(engine.close)
+    stats, seconds = engine.stats(), time.perf_counter() - began
+    causes = stats.step_seconds_by_cause
+    assert all(causes[name] > 0 for name in ("scheduling", "launching", "waiting_for_tokens"))
+    assert sum(causes.values()) == pytest.approx(stats.step_seconds)
+    assert 0 < stats.step_seconds < seconds

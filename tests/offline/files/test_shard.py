@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from tidemill.batch.file.formats import FileFormat
 from tidemill.offline.files.input_file import InputFile
 from tidemill.offline.files.shard import Shard, find_shard_lines, parse_shard
 from tidemill.offline.files.source import Source
+from tidemill.offline.plan.line_index import LineIndex
 
 # Their lengths differ, so that few are cut, torn, blank or too long in one way only.
 pieces = st.sampled_from([b"\n", b" ", b"\r", b"a", b"{}", b"\xef\xbb\xbf", b"0123456789" * 3])
@@ -75,3 +76,21 @@ def test_packed_inputs_are_cut_as_their_plain_lines(tmp_path: Path) -> None:
         lines = [[*packed.select(Shard(number, 2)).lines()] for number in (1, 2)]
         assert [raw.number for raw in (*lines[0], *lines[1])] == [1, 2, 3]
         assert all(lines)
+
+
+def test_lines_are_read_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines in file order are read in blocks, also if one is longer than a block or the limit."""
+    monkeypatch.setattr("tidemill.offline.files.input_file._BLOCK_BYTES", 64)
+    path, sizes = tmp_path / "in.jsonl", [10, 20, 3, 90, 7, 200, 1, 30, 62, 63, 64, 5]
+    path.write_bytes(b"\n".join(b"%d" % (size % 10) * size for size in sizes))
+    with path.open("rb") as file, closing(LineIndex(tmp_path)) as index:
+        whole = InputFile(Source(file, "any", 0), FileFormat(), max_line_bytes=100)
+        lines = []
+        for raw, span in whole.spans():
+            index.add(*span)
+            lines.append(raw)
+        assert lines[5].overlong is not None
+        orders = [[*range(12)], [*range(11, -1, -1)], [0, 11, 3, 4, 5, 6, 2, 8, 9, 10, 1, 7]]
+        for order in orders:
+            found = [*whole.read(index, order)]
+            assert found == [(place, lines[place]) for place in order]

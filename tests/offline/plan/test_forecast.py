@@ -104,7 +104,7 @@ def forecasts(
                 running[place] += 1
                 if running[place] == requests[place].output_tokens:
                     del running[place]
-                    plan.finish(place, requests[place].output_tokens)
+                    plan.finish([place], [requests[place].output_tokens])
                     done = done._replace(
                         row_prompt_tokens=done.row_prompt_tokens
                         + len(requests[place].prompt) // BYTES_A_TOKEN,
@@ -153,7 +153,7 @@ def test_embeddings_are_forecast_by_what_they_read() -> None:
         plan = Plan(index, lambda _: False, is_ordered=False)
         forecast = Forecast(plan, NUM_SEQUENCES)
         for place in range(10):
-            plan.finish(place, 0)
+            plan.finish([place], [0])
         read = plan.finished_prompt_bytes
         forecast.update(10.0, Done(Work(10, read), row_prompt_tokens=read, num_waiting=30))
         left = plan.num_own_bytes - read
@@ -196,7 +196,7 @@ def test_answers_that_outlive_what_was_expected_are_not_over_at_once() -> None:
         forecast = Forecast(plan, 20)
         places = list(plan)
         for place in places[:8]:
-            plan.finish(place, 5)
+            plan.finish([place], [5])
         done = Done(Work(40, 100, 8 * 5 + 12 * 40, 1_000), 40, 8 * 5, 0, 12)
         forecast.update(10.0, done)
         assert forecast._work_left().decoded == 12 * 40

@@ -117,7 +117,7 @@ def test_lines_that_have_a_row_are_left_out() -> None:
         plan, seen = Plan(index, lambda place: place % 3 == 0), list[int]()
         for place in plan:
             seen.append(place)
-            plan.finish(place, 10 + place)
+            plan.finish([place], [10 + place])
     assert sorted(seen) == [place for place in range(1_000) if place % 3]
 
 
@@ -131,7 +131,7 @@ def test_what_is_learned_of_a_group_moves_its_lines() -> None:
         plan, seen = Plan(index, lambda _: False), list[bool]()
         for place in plan:
             seen.append(is_long[place])
-            plan.finish(place, 2_000 if is_long[place] else 20)
+            plan.finish([place], [2_000 if is_long[place] else 20])
     last = "".join("ls"[not one] for one in seen[len(seen) // 2 :])
     assert last == "l" * last.count("l") + "s" * last.count("s")
 

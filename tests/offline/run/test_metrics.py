@@ -50,6 +50,8 @@ def test_metrics_are_served_while_the_job_runs(
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert found.pop(LAG) > 0
+    assert found.pop('tidemill_engine_seconds_total{cause="launching"}') == 3
+    assert not sum(found.pop(name) for name in [*found] if "engine_seconds" in name)
     assert found == {
         'tidemill_rows_total{outcome="ok"}': 2,
         'tidemill_rows_total{outcome="failed"}': 1,

@@ -49,12 +49,17 @@ def test_a_card_says_what_a_run_did(
     assert card["cost"] == pytest.approx(card["seconds"] + card["load_seconds"], abs=0.01)
     assert (card["model"]["name"], card["model"]["digest"]) == ("scripted", "d1")
     assert card["settings"] == {"max_inflight": 2, "defaults": {"temperature": 0.0}}
+    engine, host = (card["seconds_by_cause"][name] for name in ("engine", "host"))
+    assert (engine["launching"], engine["waiting_for_requests"]) == (3, 0)  # as scripted
+    assert [*host] == ["tokenizing", "detokenizing", "printing", "writing", "other"]
+    assert sum(host.values()) == pytest.approx(card["seconds"], rel=0.05, abs=0.05)
     names = f"{tmp_path}/rows.card.json and {tmp_path}/rows.card.md"
     assert f"the run card is {names}\n" in capsys.readouterr().err
     shown = (tmp_path / "rows.card.md").read_text()
     assert shown.startswith(f"# {source}\n")
     assert "| rows | 4 rows: 2 ok, 2 failed |" in shown
     assert "| digest | d1 |" in shown
+    assert "| engine | launching | 3.0 | 100.0% |" in shown
     assert "- 1 × No /v1/chat/completions." in shown
 
 
