@@ -52,7 +52,7 @@ def load_served(
         engine_version=_version(),
         device=torch.cuda.get_device_name(loaded.device) if is_gpu else loaded.device.type,
         num_gpus=config.tensor_parallel_size if is_gpu else 0,
-        max_num_seqs=step_limits(config, loaded.device).max_num_seqs,
+        max_num_seqs=loaded.max_num_seqs or step_limits(config, loaded.device).max_num_seqs,
         notes=loaded.notes if unpacking is None else (unpacking, *loaded.notes),
         adapters=adapters,
         endpoints=tuple(endpoint.route.name for endpoint in loaded.endpoints),

@@ -158,8 +158,13 @@ class CapturableBackend(AttentionBackend, Protocol):
         They also serve launched steps of that many decodes, whatever their tokens.
         """
 
-    def capturing(self, num_tokens: int, launches: int) -> AbstractContextManager[None]:
-        """Launch enough programs for any step with these `launches`, not only the prepared one."""
+    def capturing(
+        self, num_tokens: int, launches: int, num_spans: int | None = None
+    ) -> AbstractContextManager[None]:
+        """Launch enough programs for any step with these `launches`, not only the prepared one.
+
+        It has at most `num_spans`, or any number for None.
+        """
 
 
 class AttentionBackendType(Protocol):

@@ -98,12 +98,14 @@ class CapturableGroups(GroupedAttention):
             backend.allocate_workspace(num_tokens, num_decodes)
 
     @contextmanager
-    def capturing(self, num_tokens: int, launches: int) -> Iterator[None]:
+    def capturing(
+        self, num_tokens: int, launches: int, num_spans: int | None = None
+    ) -> Iterator[None]:
         """Launch for any step of this kind, in all groups."""
         with ExitStack() as stack:
             for number, backend in enumerate(self._captured):
                 own = launches >> number * self.BITS & (1 << self.BITS) - 1
-                stack.enter_context(backend.capturing(num_tokens, own))
+                stack.enter_context(backend.capturing(num_tokens, own, num_spans))
             yield
 
     def _joined(self, launches: Sequence[int]) -> int:

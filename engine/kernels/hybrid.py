@@ -67,11 +67,13 @@ class CapturableHybrid(HybridBackend):
         self._captured[0].allocate_workspace(num_tokens, num_decodes)
 
     @contextmanager
-    def capturing(self, num_tokens: int, launches: int) -> Iterator[None]:
+    def capturing(
+        self, num_tokens: int, launches: int, num_spans: int | None = None
+    ) -> Iterator[None]:
         """Launch for any step of this kind, in both."""
         attention, recurrence = self._captured
         with (
-            attention.capturing(num_tokens, launches >> self.BITS),
+            attention.capturing(num_tokens, launches >> self.BITS, num_spans),
             recurrence.capturing(launches & (1 << self.BITS) - 1),
         ):
             yield

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 
 class Segments(NamedTuple):
-    """The packed tokens to pool of each of `S` sequences: `starts [S + 1]`.
+    """The packed tokens to pool of each of `S` sequences: `starts [S + 1]`, of any integer dtype.
 
     `skipped [S]` is the number of tokens of each sequence before these.
     """
@@ -43,6 +43,7 @@ class PoolingOps(Protocol):
 
 def pool(hidden: Tensor, segments: Segments, modes: Sequence[str]) -> Tensor:
     """See `PoolingOps.pool`."""
+    segments = Segments(segments.starts.long(), segments.skipped.long())
     pooled = [_POOLING_BY_MODE[mode](hidden, segments) for mode in modes]
     return pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1)
 

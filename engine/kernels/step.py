@@ -72,20 +72,9 @@ class Step:
     def pack(cls, num_decodes: int, device: torch.device, **arrays: NDArray[Any]) -> Step:
         """Pack the named arrays into one buffer and copy that to the device."""
         names = [field.name for field in fields(cls) if field.name in arrays]
-        places = buffer_slices({name: len(arrays[name]) for name in names})
-
-        def over(buffer: Tensor, host: Step | None = None) -> Step:
-            views: dict[str, Any] = {name: buffer[place] for name, place in places.items()}
-            return cls(num_decodes, copy_on_host=host, **views)
-
-        buffer = host_buffer(places[names[-1]].stop, device)
-        numbers = buffer.numpy()
-        for name, place in places.items():
-            np.copyto(numbers[place], arrays[name], casting="same_kind")
-        host = over(buffer)
-        if device.type == "cpu":
-            return host
-        return over(buffer.to(device, non_blocking=True), host)
+        views, known = pack_arrays(device, {name: arrays[name] for name in names})
+        host = cls(num_decodes, **known)
+        return host if views is known else cls(num_decodes, copy_on_host=host, **views)
 
     def with_ids(self, last_ids: Tensor) -> Step:
         """Return the step with `last_ids[-1 - id]` in place of each negative id.
@@ -128,6 +117,65 @@ class Step:
     def num_tokens(self) -> int:
         """Return the number of tokens that the step computes."""
         return len(self.token_ids)
+
+
+def pack_arrays(
+    device: torch.device, arrays: Mapping[str, NDArray[Any]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Pack arrays into one int32 buffer and copy that to a device → its views, and the host's.
+
+    Both are the same dict on a CPU.
+    """
+    places = buffer_slices({name: len(array) for name, array in arrays.items()})
+    buffer = host_buffer(max(place.stop for place in places.values()), device)
+    numbers = buffer.numpy()
+    for name, place in places.items():
+        np.copyto(numbers[place], arrays[name], casting="same_kind")
+    known = {name: buffer[place] for name, place in places.items()}
+    if device.type == "cpu":
+        return known, known
+    copied = buffer.to(device, non_blocking=True)
+    return {name: copied[place] for name, place in places.items()}, known
+
+
+class StaticArrays:
+    """Arrays of steps at fixed addresses of a device, which CUDA graphs read.
+
+    A step's arrays are padded to the lengths of its bucket; `most` is the largest total length.
+    """
+
+    def __init__(self, most: Mapping[str, int], device: torch.device) -> None:
+        total = max(place.stop for place in buffer_slices(most).values())
+        self._numbers = torch.zeros(total, dtype=torch.int32, device=device)
+        self._views: dict[int, dict[str, Tensor]] = {}  # by bucket
+
+    def fill(
+        self,
+        bucket: int,
+        lengths: Mapping[str, int],
+        arrays: Mapping[str, NDArray[Any]],
+        filling: Mapping[str, int],
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Overwrite the previous step → the padded views of the device, and those of the host.
+
+        An array of a bucket always has the same one of `lengths`, except the last one, which is not
+        padded; its view extends to the end of all.
+        """
+        *names, last = lengths
+        places = buffer_slices({**lengths, last: len(arrays[last])})
+        host = host_buffer(places[last].stop, self._numbers.device)
+        numbers = host.numpy()
+        known: dict[str, Any] = {}
+        for name, place in places.items():
+            stop = place.start + len(arrays[name])
+            numbers[place.start : stop] = arrays[name]
+            numbers[stop : place.stop] = filling.get(name, 0)
+            known[name] = host[place.start : stop]
+        self._numbers[: len(host)].copy_(host, non_blocking=True)
+        if bucket not in self._views:
+            self._views[bucket] = {name: self._numbers[places[name]] for name in names}
+            self._views[bucket][last] = self._numbers[places[last].start :]
+        return dict(self._views[bucket]), known
 
 
 def slot_stride(num_tokens: int) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -24,8 +24,9 @@ from torch import Tensor
 
 from tidemill.protocol.contract import EngineError
 
-from ..kernels.attention import AttentionBackend, CapturableBackend
-from ..kernels.step import Step, buffer_slices, host_buffer, slot_stride
+from ..kernels.attention import AttentionBackend, AttentionShape, CapturableBackend
+from ..kernels.recurrence import RecurrentShape
+from ..kernels.step import StaticArrays, Step, slot_stride
 from ..model.config.device import matmul_flops
 from ..model.network.loaded_model import GraphLimits, LoadedModel, NetworkWithHead
 from ..scheduling.table import SequenceTable
@@ -131,7 +132,31 @@ def make_graphs(
     )
 
 
-def max_graph_tokens(model: LoadedModel) -> int:
+class ModelSizes(Protocol):
+    """The sizes of a model's layers, and its device."""
+
+    @property
+    def shapes(self) -> Sequence[AttentionShape]:
+        """Return the attention of each layer."""
+
+    @property
+    def recurrent_shapes(self) -> Sequence[RecurrentShape]:
+        """Return the state of each recurrent layer."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Return the width of hidden states."""
+
+    @property
+    def max_intermediate_size(self) -> int:
+        """Return the width of the widest MLP."""
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device."""
+
+
+def max_graph_tokens(model: ModelSizes) -> int:
     """Return the number of tokens above which a layer computes for longer than it is launched."""
     widths = [
         (shape.num_query_heads + shape.num_kv_heads) * (shape.key_dim + shape.value_dim)
@@ -142,23 +167,100 @@ def max_graph_tokens(model: LoadedModel) -> int:
     return max(1, round(LAYER_SECONDS * matmul_flops(model.device) / (2 * num_weights)))
 
 
-def buckets(most_tokens: int) -> Iterator[int]:
-    """Yield the bucket sizes, up to the first one of at least `most_tokens`."""
+def buckets(most: int, smallest_stride: int = SMALLEST_STRIDE) -> Iterator[int]:
+    """Yield the bucket sizes, up to the first one of at least `most`."""
     size = 0
-    while size < most_tokens:
-        size += max(SMALLEST_STRIDE, (1 << size.bit_length() >> 1) // BUCKETS_AN_OCTAVE)
+    while size < most:
+        size += max(smallest_stride, (1 << size.bit_length() >> 1) // BUCKETS_AN_OCTAVE)
         yield size
+
+
+class CountingNetwork(Protocol):
+    """A network that counts the layers that it starts."""
+
+    num_layers_started: int
 
 
 class _Captured(NamedTuple):
     graph: Graph
-    hidden: Tensor  # [bucket, H]
+    result: Tensor
+    num_layers: int
+
+
+class CapturedSteps:
+    """Captured graphs of one network by their kinds; all write their results to one tensor.
+
+    A step of a new kind is computed, and then captured. `compares` is set if a capture is replayed
+    at once: its result must equal the computed one. If a capture fails, all are dropped with a
+    warning, and steps are computed without graphs.
+    """
+
+    def __init__(
+        self, captures: Capture, network: CountingNetwork, *, compares: bool = True
+    ) -> None:
+        self._captures, self._network, self._compares = captures, network, compares
+        self._captured: dict[Hashable, _Captured] = {}
+        self._result: Tensor | None = None  # of all graphs: as large as the first one
+        self.is_dropped = False
+        self.capture_seconds = 0.0
+
+    def __len__(self) -> int:
+        """Return the number of graphs."""
+        return len(self._captured)
+
+    def __contains__(self, kind: Hashable) -> bool:
+        """Return whether there is a graph of this kind."""
+        return kind in self._captured
+
+    def run(self, kind: Hashable, compute: Callable[[], Tensor], num_rows: int) -> Tensor:
+        """Return the first rows of a step's result, valid until the next step.
+
+        The first step of all has the largest result.
+        """
+        captured = self._captured.get(kind)
+        if captured is not None:
+            captured.graph.replay()
+            self._network.num_layers_started += captured.num_layers
+            return captured.result[:num_rows]
+        num_begun = self._network.num_layers_started
+        computed = self._stored(compute())[:num_rows].clone()
+        if not self.is_dropped:
+            num_layers = self._network.num_layers_started - num_begun
+            self._capture(kind, compute, computed, num_layers)
+        return computed
+
+    def drop(self) -> None:
+        """Release all graphs; no more are captured."""
+        self._captured.clear()
+        self._result, self.is_dropped = None, True
+
+    def _stored(self, result: Tensor) -> Tensor:
+        if self._result is None:  # before the first capture, which is of the largest step
+            self._result = torch.empty_like(result)
+        return self._result[: len(result)].copy_(result)
+
+    def _capture(
+        self, kind: Hashable, compute: Callable[[], Tensor], computed: Tensor, num_layers: int
+    ) -> None:
+        num_begun, began = self._network.num_layers_started, time.perf_counter()
+        try:
+            graph, result = self._captures(lambda: self._stored(compute()))
+            if self._compares:
+                graph.replay()
+                check_replay(result[: len(computed)], computed)
+            self._captured[kind] = _Captured(graph, result, num_layers)
+        except Exception as exc:  # noqa: BLE001 - the step itself is computed in any case
+            logger.warning("CUDA graphs are disabled from now on: %s", exc)
+            self.drop()
+        self._network.num_layers_started = num_begun
+        self.capture_seconds += time.perf_counter() - began
 
 
 class CudaGraphs:
     """The graphs of one network over one attention backend, for steps of up to `most_tokens`.
 
-    If a capture fails, all are dropped with a warning, and steps are launched without graphs.
+    There is no replay after a capture with other ranks, which would wait for a rank that captures
+    nothing, nor with recurrent layers, whose rows have already advanced past the step.
     """
 
     def __init__(
@@ -177,24 +279,19 @@ class CudaGraphs:
         self._attention = attention
         self._buckets = list(buckets(most_tokens))
         self._most_tokens, self._most_pages = most_tokens, most_pages
-        self._captures, self._has_ranks = captures, has_ranks
-        # By the bucket's number of tokens, and the launched kernels.
-        self._captured: dict[tuple[int, int], _Captured] = {}
-        self.capture_seconds = 0.0
-        self._hidden: Tensor | None = None  # [largest bucket, H], the result of all graphs
-        self._views: dict[int, dict[str, Any]] = {}  # by bucket: the views of its arrays
         self._has_long_rope = model.original_positions is not None
         self._num_groups = len(model.layer_groups)
         self._has_rows = bool(model.recurrent_shapes)
+        # Kinds: the bucket's number of tokens, and the launched kernels.
+        self._graphs = CapturedSteps(captures, network, compares=not (has_ranks or self._has_rows))
         attention.allocate_workspace(self._buckets[-1], num_slots)
         lengths = {**self._lengths(self._buckets[-1]), "pages": most_pages}
-        most_numbers = buffer_slices(lengths)["pages"].stop
-        self._numbers = torch.zeros(most_numbers, dtype=torch.int32, device=model.device)
+        self._arrays = StaticArrays(lengths, model.device)
 
     def can_run(self, arrays: Arrays) -> bool:
         """Return whether a step with these arrays can run as a graph."""
         return (
-            bool(self._buckets)
+            not self._graphs.is_dropped
             and len(arrays["token_ids"]) <= self._buckets[-1]
             and len(arrays["pages"]) <= self._most_pages
             and arrays.keys() <= {*self._lengths(0), "pages", "adapters"}
@@ -209,31 +306,19 @@ class CudaGraphs:
         """
         num_tokens, num_pages = len(arrays["token_ids"]), len(arrays["pages"])
         smallest = bisect_left(self._buckets, num_tokens)
-        bucket = self._buckets[smallest if self._captured else -1]
-        places = buffer_slices({**self._lengths(bucket), "pages": num_pages})
+        bucket = self._buckets[smallest if self._graphs else -1]
         filling = {
             "slots": self._attention.trash_slot,
             "query_starts": num_tokens,
             "page_starts": num_pages,
         }
-        host = host_buffer(places["pages"].stop, self._numbers.device)
-        numbers = host.numpy()
-        known: dict[str, Any] = {}
-        for name, place in places.items():
-            if name == "more_slots":
-                own = self._further_slots(arrays[name], num_tokens, bucket)
-                numbers[place] = own
-                known[name] = torch.from_numpy(arrays[name])
-                continue
-            stop = place.start + len(arrays[name])
-            numbers[place.start : stop] = arrays[name]
-            numbers[stop : place.stop] = filling.get(name, 0)
-            known[name] = host[place.start : stop]
-        self._numbers[: len(host)].copy_(host, non_blocking=True)
-        if bucket not in self._views:
-            self._views[bucket] = {name: self._numbers[place] for name, place in places.items()}
-            self._views[bucket]["pages"] = self._numbers[places["pages"].start :]
-        views = self._views[bucket]
+        more: dict[str, NDArray[Any]] = {}
+        if "more_slots" in arrays:
+            more["more_slots"] = self._further_slots(arrays["more_slots"], num_tokens, bucket)
+        lengths = {**self._lengths(bucket), "pages": self._most_pages}
+        views, known = self._arrays.fill(bucket, lengths, {**arrays, **more}, filling)
+        if more:
+            known["more_slots"] = torch.from_numpy(arrays["more_slots"])
         return Step(num_decodes, **views, copy_on_host=Step(num_decodes, **known))
 
     def run(self, step: Step, ids: DeviceTokens) -> tuple[Tensor, Tensor]:
@@ -247,24 +332,24 @@ class CudaGraphs:
     def _run(self, step: Step, ids: DeviceTokens) -> tuple[Tensor, Tensor]:
         self._attention.prepare(step)
         kind = step.num_tokens, self._attention.launches
-        if kind not in self._captured and len(self._captured) >= MOST_GRAPHS:
+        if kind not in self._graphs and len(self._graphs) >= MOST_GRAPHS:
             kind = step.num_tokens, self._attention.all_launches
-        captured = self._captured.get(kind)
-        if captured is None:
-            hidden = self._compute(step, ids, kind).clone()
-            self._capture(step, ids, kind, hidden[: len(step.host.logit_rows)])
-        else:
-            captured.graph.replay()
-            self._network.num_layers_started += len(self._model.shapes)
-            hidden = captured.hidden
-        hidden = hidden[: len(step.host.logit_rows)]
+
+        def compute() -> Tensor:
+            with self._attention.capturing(*kind):
+                return self._network.hidden_states(ids.fill_ids(step), self._attention)
+
+        hidden = self._graphs.run(kind, compute, len(step.host.logit_rows))
         return hidden, self._network.compute_logits(hidden)
+
+    @property
+    def capture_seconds(self) -> float:
+        """Return the seconds that captures took."""
+        return self._graphs.capture_seconds
 
     def drop(self) -> None:
         """Release all graphs; no more are captured."""
-        self._captured.clear()
-        self._buckets.clear()
-        self._hidden = None
+        self._graphs.drop()
 
     def _lengths(self, bucket: int) -> dict[str, int]:
         """Return the lengths of a bucket's arrays, except pages, which come last."""
@@ -292,34 +377,6 @@ class CudaGraphs:
         by_group = slots.reshape(self._num_groups - 1, slot_stride(num_tokens))
         wide[:, :num_tokens] = by_group[:, :num_tokens]
         return wide.ravel()
-
-    def _compute(self, step: Step, ids: DeviceTokens, kind: tuple[int, int]) -> Tensor:
-        with self._attention.capturing(*kind):
-            hidden = self._network.hidden_states(ids.fill_ids(step), self._attention)
-        if self._hidden is None:  # before the first capture, which is of the largest bucket
-            self._hidden = torch.empty_like(hidden)
-        return self._hidden[: len(hidden)].copy_(hidden)
-
-    def _capture(
-        self, step: Step, ids: DeviceTokens, kind: tuple[int, int], launched: Tensor
-    ) -> None:
-        """Capture a step, and replay it once: its hidden states must equal those `launched`.
-
-        There is no replay with other ranks, which would wait for a rank that captures nothing, nor
-        with recurrent layers, whose rows have already advanced past the step.
-        """
-        num_begun, began = self._network.num_layers_started, time.perf_counter()
-        try:
-            graph, hidden = self._captures(lambda: self._compute(step, ids, kind))
-            if not (self._has_ranks or self._has_rows):
-                graph.replay()
-                check_replay(hidden[: len(launched)], launched)
-            self._captured[kind] = _Captured(graph, hidden)
-        except Exception as exc:  # noqa: BLE001 - the step itself is computed in any case
-            logger.warning("CUDA graphs are disabled from now on: %s", exc)
-            self.drop()
-        self._network.num_layers_started = num_begun
-        self.capture_seconds += time.perf_counter() - began
 
 
 def check_replay(replayed: Tensor, launched: Tensor) -> None:

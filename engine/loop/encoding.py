@@ -8,21 +8,23 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tidemill.protocol.contract import EngineStats
 from tidemill.protocol.errors import InternalError, RequestError
 
-from ..model.encoders.forward import TokenSequence, num_pages, run, run_decisions
+from ..model.encoders.forward import TokenSequence
 from ..model.encoders.loaded_encoder import LoadedEncoder
 from ..scheduling.encoding import EncodingRequest, EncodingResult
 from ..scheduling.step_budget import StepTokenLimit
-from ..scheduling.step_failures import HALF, Attempts, Reliability
+from ..scheduling.step_failures import HALF, NO_ATTEMPTS, Attempts, Reliability
 from .core import StepOutput
+from .cuda_graphs import Capture
 from .device_health import Failure, attempt, probe, refuse_machine_failure, run_canaries
+from .encoder_runner import EncoderRunner, LaunchedEncoding
 
 
 def pack_steps(
@@ -78,7 +80,12 @@ class _Step:
     """Groups that run together, and their failed attempts."""
 
     groups: list[_Group]
-    attempts: Attempts = field(default_factory=Attempts)
+    attempts: Attempts = NO_ATTEMPTS
+
+    @property
+    def is_repeated(self) -> bool:
+        """Return whether it has failed, as a whole or with others: it runs alone."""
+        return self.attempts != NO_ATTEMPTS
 
     @property
     def num_tokens(self) -> int:
@@ -105,17 +112,35 @@ class _Group:
         return len(self.sequence.token_ids)
 
 
+class _Flight(NamedTuple):
+    """A launched step."""
+
+    step: _Step
+    launched: LaunchedEncoding
+
+
 class EncodingCore:
     """Sequences in through `add`, the model's values out of `step`.
 
     Waiting sequences are taken in windows; a window is sorted by length and runs step by step.
+    `steps_ahead` steps, 0 or 1, are in flight while the one before them is collected: with 1 the
+    host prepares a step while the device computes another.
     """
 
-    def __init__(self, model: LoadedEncoder, max_tokens: int, max_sequences: int) -> None:
+    def __init__(
+        self,
+        model: LoadedEncoder,
+        max_tokens: int,
+        max_sequences: int,
+        steps_ahead: int = 0,
+        captures: Capture | None = None,
+    ) -> None:
         self._model = model
         self._max_sequences = max_sequences
-        most = max(max_tokens, model.max_model_len)
-        self._attention = model.attention(num_pages(model, most, max_sequences), max_sequences)
+        self._runner = EncoderRunner(model, max_tokens, max_sequences, captures)
+        self._steps_ahead = steps_ahead
+        self._flights: deque[_Flight] = deque()  # the oldest first
+        self._failed: tuple[_Step, Failure] | None = None  # after the steps in flight
         self._step_limit = StepTokenLimit(max_tokens)
         self._waiting: deque[RunningEncoding] = deque()
         self._urgent: deque[RunningEncoding] = deque()  # interactive ones that wait
@@ -152,41 +177,42 @@ class EncodingCore:
         return item
 
     def step(self) -> list[StepOutput[EncodingResult]] | None:
-        """Run one step and return its outputs; None if there is nothing to do.
+        """Launch a step, collect one, or both; None if there is nothing to do.
 
-        Raises `DeviceFailed` if it fails and no request is to blame.
+        Raises `DeviceFailed` if steps fail and no request is to blame.
         """
         self._reliability.check()
-        if self._urgent and not (self._steps and self._steps[0].attempts.has_failed):
-            self._admit(self._urgent)
-        elif not self._steps:
-            self._admit(self._waiting)
-        if not self._steps:
-            return None
-        step = self._steps.popleft()
+        if self._failed is not None:
+            if self._flights:  # they may be of other requests, and have arrived
+                return self._collect()
+            failed, self._failed = self._failed, None
+            return self._follow_up(*failed)
+        step = self._next_step()
+        if step is None or (step.is_repeated and self._flights):
+            return self._collect() if self._flights else None
+        self._steps.popleft()
         self._num_steps += 1
         began = time.perf_counter()
-        values = attempt(lambda: self._values_of([group.sequence for group in step.groups]))
+        launched = attempt(lambda: self._runner.launch([one.sequence for one in step.groups]))
         self._launch_seconds += time.perf_counter() - began
-        if isinstance(values, Failure):
-            if values.is_for_want_of_memory:
-                return self._make_room(step, values)
-            self._num_failures += 1
-            probe(self._model.device)
-            return self._try_again(step, values)
-        self._step_limit.note_fit()
-        self._reliability.note_good(step.attempts)
-        return self._finish(step.groups, values)
+        if isinstance(launched, Failure):
+            if not self._flights:
+                return self._follow_up(step, launched)
+            self._failed = step, launched
+            return self._collect()
+        self._flights.append(_Flight(step, launched))
+        is_due = step.is_repeated or len(self._flights) > self._steps_ahead
+        return self._collect() if is_due else []
 
     def abort(self, unwanted: AbstractSet[object]) -> None:
         """Drop items at any stage; they yield no more events."""
         self._waiting = deque(item for item in self._waiting if item not in unwanted)
         self._urgent = deque(item for item in self._urgent if item not in unwanted)
-        for step in self._steps:
+        failed = () if self._failed is None else (self._failed[0],)
+        for step in (*self._steps, *failed, *(flight.step for flight in self._flights)):
             for group in step.groups:
                 group.items = [item for item in group.items if item not in unwanted]
-            step.groups = [group for group in step.groups if group.items]
-        self._steps = deque(step for step in self._steps if step.groups)
+        self._drop_empty()
         self._count_running()
 
     def stats(self) -> EngineStats:
@@ -197,10 +223,47 @@ class EncodingCore:
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             steps=self._num_steps,
-            layers=self._model.network.num_layers_started,
+            layers=self._runner.num_layers,
             failures=self._num_failures,
             launch_seconds=self._launch_seconds,
         )
+
+    def _next_step(self) -> _Step | None:
+        """Return the step to launch next, None if there is none."""
+        if self._urgent and not (self._steps and self._steps[0].attempts.has_failed):
+            self._admit(self._urgent)
+        elif not self._steps:
+            self._admit(self._waiting)
+        return self._steps[0] if self._steps else None
+
+    def _collect(self) -> list[StepOutput[EncodingResult]]:
+        """Wait for the oldest step in flight; if it fails, newer ones run again after it."""
+        step, launched = self._flights.popleft()
+        values = attempt(launched.wait)
+        if isinstance(values, Failure):
+            self._steps.extendleft(flight.step for flight in reversed(self._flights))
+            self._flights.clear()
+            self._drop_empty()
+            return self._follow_up(step, values)
+        self._step_limit.note_fit()
+        self._reliability.note_good(step.attempts)
+        return self._finish(step.groups, values)
+
+    def _follow_up(self, step: _Step, failure: Failure) -> list[StepOutput[EncodingResult]]:
+        step.groups = [group for group in step.groups if group.items]
+        if not step.groups:
+            return []
+        if failure.is_for_want_of_memory:
+            return self._make_room(step, failure)
+        self._num_failures += 1
+        probe(self._model.device)
+        return self._try_again(step, failure)
+
+    def _drop_empty(self) -> None:
+        """Remove groups whose requests have all left from the remaining steps."""
+        for step in self._steps:
+            step.groups = [group for group in step.groups if group.items]
+        self._steps = deque(step for step in self._steps if step.groups)
 
     def _admit(self, waiting: deque[RunningEncoding]) -> None:
         """Run the first waiting items next."""
@@ -225,27 +288,27 @@ class EncodingCore:
         steps = pack_steps(lengths, self._step_limit.tokens, self._max_sequences)
         return (_Step([groups[index] for index in step]) for step in steps)
 
-    def _values_of(self, sequences: list[TokenSequence]) -> Sequence[NDArray[np.float32]]:
-        if self._model.decision_network is not None:
-            logits = run_decisions(self._model, self._attention, sequences)
-            ends = np.cumsum([len(own) for own in logits[:-1]])
-            return np.split(torch.cat(logits).cpu().numpy(), ends)
-        return list(run(self._model, self._attention, sequences).cpu().numpy())
-
     def _has_finite_values(self, token_id: int) -> bool:
         """Run a canary of one token; return whether its values are finite."""
         self._num_steps += 1
-        values = self._values_of([TokenSequence(np.array([token_id], np.int32))])
-        return bool(np.isfinite(values[0]).all())
+        launched = self._runner.launch([TokenSequence(np.array([token_id], np.int32))])
+        return bool(np.isfinite(launched.wait()[0]).all())
 
     def _finish(
-        self, groups: list[_Group], values: Sequence[NDArray[np.float32]]
+        self, groups: list[_Group], values: Sequence[NDArray[np.float32]] | NDArray[np.float32]
     ) -> list[StepOutput[EncodingResult]]:
-        is_finite = [bool(np.isfinite(row).all()) for row in values]
+        is_finite: list[bool]
+        if isinstance(values, np.ndarray):
+            flags: NDArray[np.bool_] = np.isfinite(values).all(axis=1)  # type: ignore[assignment]
+            is_finite = flags.tolist()
+        else:
+            is_finite = [bool(np.isfinite(row).all()) for row in values]
         if not any(is_finite):
             run_canaries(self._has_finite_values, self._model.vocab_size)
         outputs = []
         for group, row, is_number in zip(groups, values, is_finite, strict=True):
+            if not group.items:  # they have left in the meantime
+                continue
             for item in group.items:
                 item.values = row
                 if not is_number:
@@ -258,8 +321,7 @@ class EncodingCore:
 
     def _make_room(self, step: _Step, failure: Failure) -> list[StepOutput[EncodingResult]]:
         """Continue with smaller steps after one that did not fit into memory."""
-        if self._model.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self._runner.free_memory()
         num_tokens = step.num_tokens
         if len(step.groups) == 1:
             self._step_limit.restore()
@@ -298,7 +360,8 @@ class EncodingCore:
         return _ended(group)
 
     def _count_running(self) -> None:
-        self._num_running = sum(len(group.items) for step in self._steps for group in step.groups)
+        steps = [*self._steps, *(flight.step for flight in self._flights)]
+        self._num_running = sum(len(group.items) for step in steps for group in step.groups)
 
 
 def _ended(group: _Group) -> list[StepOutput[EncodingResult]]:

@@ -131,7 +131,7 @@ def copy_to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     parts = [tensor.contiguous().flatten().view(torch.uint8) for tensor in tensors]
     # The widest first: each then begins at a multiple of its item size.
     order = sorted(range(len(parts)), key=lambda place: -tensors[place].itemsize)
-    together = torch.cat([parts[place] for place in order])
+    together = parts[0] if len(parts) == 1 else torch.cat([parts[place] for place in order])
     arriving = torch.empty_like(together, device="cpu", pin_memory=together.is_cuda)
     arriving.copy_(together, non_blocking=True)
     pieces = torch.split(arriving, [len(parts[place]) for place in order])

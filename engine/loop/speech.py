@@ -201,6 +201,8 @@ class SpeechCore:
         if failure is not None and not failure.is_for_want_of_memory:
             self._num_failures += 1
             probe(self._runner.network.device)
+        elif failure is not None:
+            self._runner.free_memory()
         return failure
 
     def _blame(self, window: Window, failure: Failure) -> None:

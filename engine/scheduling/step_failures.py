@@ -53,7 +53,7 @@ class Attempts:
         return "blame" if self.num_failures > 1 else "again"
 
 
-HALF = Attempts(is_half=True)
+HALF, NO_ATTEMPTS = Attempts(is_half=True), Attempts()
 
 
 class Reliability:

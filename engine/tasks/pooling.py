@@ -16,8 +16,9 @@ from ..endpoints.encoder_requests import EncoderModel
 from ..endpoints.scoring import ACTIVATIONS
 from ..errors import ModelRefused
 from ..kernels.backends import limit_torch_threads
+from ..loop.cuda_graphs import capture_on, max_graph_tokens
 from ..loop.encoding import EncodingCore
-from ..model.config.device import step_limits
+from ..model.config.device import StepLimits, step_limits
 from ..model.config.hf_config import read_hf_config
 from ..model.encoders.decision_heads import CodeReadout, MarkerHead
 from ..model.encoders.loaded_encoder import LoadedEncoder
@@ -57,7 +58,9 @@ class PoolingTask:
             truncation = checked_truncation(config, model.max_model_len)
             encoder = replace(encoder, truncate_prompt_tokens=truncation)
         notes = (*_notes_of(description), *model.notes)
-        return LoadedTask(engine, encoder_endpoints(encoder), model.device, notes=notes)
+        most = limits_of(model, config).max_num_seqs
+        endpoints = encoder_endpoints(encoder)
+        return LoadedTask(engine, endpoints, model.device, notes=notes, max_num_seqs=most)
 
 
 def read_encoder(config: EngineConfig) -> PoolingConfig:
@@ -77,8 +80,22 @@ def make_core(model: LoadedEncoder, config: EngineConfig) -> EncodingCore:
     """Return the engine core of a loaded model."""
     if not model.network.needs_torch:
         limit_torch_threads(model.device)
-    limits = step_limits(config, model.device)
-    return EncodingCore(model, limits.max_num_batched_tokens, limits.max_num_seqs)
+    limits, steps_ahead = limits_of(model, config), config.steps_ahead
+    if steps_ahead is None:
+        steps_ahead = int(model.device.type == "cuda")
+    return EncodingCore(
+        model,
+        limits.max_num_batched_tokens,
+        limits.max_num_seqs,
+        steps_ahead,
+        capture_on(model.device),
+    )
+
+
+def limits_of(model: LoadedEncoder, config: EngineConfig) -> StepLimits:
+    """Return the limits of a model's steps."""
+    is_known = model.device.type == "cuda" and model.max_intermediate_size
+    return step_limits(config, model.device, max_graph_tokens(model) if is_known else 0)
 
 
 def encoder_model(

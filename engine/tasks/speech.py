@@ -12,11 +12,12 @@ from ..config import EngineConfig
 from ..endpoints import SpeechModel, speech_endpoints
 from ..errors import ModelRefused
 from ..kernels.backends import limit_torch_threads
+from ..loop.cuda_graphs import capture_on
 from ..loop.speech import SpeechCore
+from ..loop.speech_graphs import make_runner
 from ..media.audio_features import FeatureExtractor
 from ..model.speech.architecture import WhisperTokens
 from ..model.speech.loading import LoadedSpeech, count_slots, load_speech
-from ..model.speech.runner import SpeechRunner
 from ..model.speech.whisper_config import GENERATION, KIND
 from ..scheduling.speech import SpeechRequest, SpeechResult
 from ..text.tokenizer import load_tokenizer
@@ -101,7 +102,7 @@ def make_core(model: LoadedSpeech, config: EngineConfig) -> SpeechCore:
     if not model.network.needs_torch:
         limit_torch_threads(model.device)
     num_slots = count_slots(model, config)
-    runner = SpeechRunner(model.network, model.backend, num_slots)
+    runner = make_runner(model.network, model.backend, num_slots, capture_on)
     description = model.description
     return SpeechCore(
         runner, description.whisper_tokens, FeatureExtractor(description.features), num_slots

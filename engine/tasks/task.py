@@ -30,6 +30,7 @@ class LoadedTask(Generic[RequestT, ResultT]):
     """A loaded model: `engine` runs the requests of its `endpoints`.
 
     `online` endpoints serve only interactive requests. `notes` are messages for the operator.
+    `max_num_seqs` is the most sequences of a step, if not that of all models on the device.
     """
 
     engine: Engine[RequestT, ResultT]
@@ -37,6 +38,7 @@ class LoadedTask(Generic[RequestT, ResultT]):
     device: torch.device
     notes: tuple[str, ...] = ()
     online: Sequence[Endpoint[RequestT, ResultT, Any]] = ()
+    max_num_seqs: int | None = None
 
 
 def refuse_generation_settings(config: EngineConfig, kind: str) -> None:

@@ -222,7 +222,7 @@ def _multiplied(weight: Quantised) -> None:
 
 def pooling_calls(dtype: torch.dtype) -> None:
     """Pool by each mode, alone and with another, and normalise."""
-    starts = torch.tensor([0, 1])
+    starts = torch.tensor([0, 1], dtype=torch.int32)
     for mode in pooling.MODES:
         hidden = torch.empty(1, HIDDEN, dtype=dtype)
         pooling.pool(hidden, Segments(starts, starts[:1]), (mode, mode))

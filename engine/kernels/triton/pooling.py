@@ -53,8 +53,8 @@ def normalise(x: Tensor) -> Tensor:
 @triton.jit
 def _pool(
     hidden,  # [N, width]
-    starts,  # [S + 1] int64
-    skipped,  # [S] int64
+    starts,  # [S + 1] of integers
+    skipped,  # [S] of integers
     out,  # [S, stride] fp32, of which columns from `first` on are written
     width,
     stride,
@@ -67,12 +67,13 @@ def _pool(
     sequence = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = columns < width
-    start, stop = tl.load(starts + sequence), tl.load(starts + sequence + 1)
+    start = tl.load(starts + sequence).to(tl.int64)
+    stop = tl.load(starts + sequence + 1).to(tl.int64)
     if MODE == "cls":
         stop = start + 1
     if MODE == "lasttoken":
         start = stop - 1
-    before = tl.load(skipped + sequence)
+    before = tl.load(skipped + sequence).to(tl.int64)
     nothing: tl.constexpr = float("-inf") if MODE == "max" else 0.0
     total = tl.full([ROWS, COLUMNS], nothing, tl.float32)
     for at in range(start, stop, ROWS):
@@ -86,7 +87,7 @@ def _pool(
             total += numbers * (before + 1 + rows - start)[:, None].to(tl.float32)
         else:
             total += numbers
-    count = stop - start
+    count = tl.maximum(stop - start, 1)  # a sequence that fills up a step has no tokens
     if MODE == "max":
         # A maximum over the rows would ignore NaN.
         is_none = tl.max((total <= float("inf")).to(tl.int32) ^ 1, 0) == 1

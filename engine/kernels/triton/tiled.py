@@ -83,12 +83,14 @@ class TiledAttention(ABC):
         )
 
     @contextmanager
-    def capturing(self, num_tokens: int, launches: int) -> Iterator[None]:
+    def capturing(
+        self, num_tokens: int, launches: int, num_spans: int | None = None
+    ) -> Iterator[None]:
         """Launch for any step of this kind; see `CapturableBackend`."""
         has_wide, has_joins = bool(launches & WIDE), bool(launches & JOINS)
         self._captured = {}
         for spec in dict.fromkeys(self._specs):
-            most = TileCounts.upper_bound(spec, num_tokens, num_tokens)
+            most = TileCounts.upper_bound(spec, num_tokens, num_tokens, num_spans)
             most = most._replace(wide=most.wide * has_wide, joins=most.joins * has_joins)
             self._captured[spec] = most
         try:

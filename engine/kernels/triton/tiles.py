@@ -58,18 +58,24 @@ class TileCounts(NamedTuple):
     parts: int
 
     @classmethod
-    def upper_bound(cls, spec: TileSpec, num_tokens: int, num_decodes: int) -> TileCounts:
+    def upper_bound(
+        cls, spec: TileSpec, num_tokens: int, num_decodes: int, num_spans: int | None = None
+    ) -> TileCounts:
         """Return the counts for any step of this size that shares and splits nothing.
 
         It adds `at_once` splits, and three parts per decode. Splits add at most `at_once` tiles,
         which are parts of at most twice as many; and only decodes share prefixes, where a tile has
-        several of them.
+        several of them. Without decodes, a step of at most `num_spans` has a narrow tile for each,
+        and those of its padding.
         """
         wide, narrow = spec.tokens
         # A span of wide tiles has more tokens than a narrow tile, and its last one may be short.
         at_most = max(num_tokens // (narrow + 1), 2 * num_tokens // (wide + 1))
         parts = 3 * num_decodes * (wide > 1) + 2 * spec.at_once * wide
-        return cls(at_most + spec.at_once, num_tokens + spec.at_once, num_tokens, parts)
+        num_narrow = num_tokens
+        if num_spans is not None:
+            num_narrow = min(num_narrow, num_spans + -(-num_tokens // narrow))
+        return cls(at_most + spec.at_once, num_narrow + spec.at_once, num_tokens, parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,20 +133,20 @@ def plan_tiles(
 
 def _visible_ranges(step: Step, num_tokens: int, spec: TileSpec) -> tuple[Ints, Ints]:
     """Return each token's first visible place, and the one after its last: `[T]`, `[T]`."""
-    positions = step.positions.numpy().astype(np.int64)
-    reach = spec.window or np.iinfo(np.int32).max
+    positions = step.positions.numpy()
+    firsts, stops = np.zeros((2, num_tokens), np.int64)
+    own_firsts, own_stops = firsts[: len(positions)], stops[: len(positions)]
     if spec.is_causal:
-        ends = step.visible_ends.numpy()
+        own_stops[:] = step.visible_ends.numpy()
     else:
         counts = np.diff(step.query_starts.numpy())
-        ends = np.repeat(step.context_lengths.numpy() + counts, counts)
-        ends = np.minimum(positions + reach, ends)
-    firsts, stops = np.zeros((2, num_tokens), np.int64)
-    firsts[: len(positions)] = np.maximum(positions - reach + 1, 0)
+        own_stops[:] = np.repeat(step.context_lengths.numpy() + counts, counts)
+    if spec.window:
+        np.maximum(positions - spec.window + 1, 0, out=own_firsts)
+        if not spec.is_causal:
+            np.minimum(positions.astype(np.int64) + spec.window, own_stops, out=own_stops)
     if spec.chunk:
-        of_chunks = positions // spec.chunk * spec.chunk
-        firsts[: len(positions)] = np.maximum(firsts[: len(positions)], of_chunks)
-    stops[: len(positions)] = ends
+        np.maximum(positions // spec.chunk * spec.chunk, own_firsts, out=own_firsts)
     return firsts, stops
 
 
@@ -194,17 +200,19 @@ def _cut(
     starts, stops, run, firsts, lasts = (
         column[heaviest] for column in (starts, stops, run, firsts, lasts)
     )
-    owner, number = _repeated(stops - starts)
-    tokens = order[starts[owner] + number]
-    parts, joins = _assign_parts(tokens, len(sees[0]))
-    entries = np.stack([tokens, parts, sees[0][tokens], sees[1][tokens]], axis=1)
     counts = stops - starts
-    begins = np.cumsum(counts) - counts
+    ends = np.cumsum(counts)
+    begins = ends - counts
+    tokens = order[np.arange(ends[-1]) + np.repeat(starts - begins, counts)]
+    parts, joins = _assign_parts(tokens, len(sees[0]))
+    entries = np.empty((len(tokens), ENTRY_FIELDS), np.int32)
+    for field, column in enumerate((tokens, parts, sees[0][tokens], sees[1][tokens])):
+        entries[:, field] = column
     tiles = np.stack([begins, counts, rows.pages[run], firsts, lasts, parts[begins] < 0], axis=1)
     return Tiles(
         tiles[is_wide[run]].astype(np.int32),
         tiles[~is_wide[run]].astype(np.int32),
-        entries.astype(np.int32),
+        entries,
         joins.astype(np.int32),
         int(joins[-1, 1:].sum()) if len(joins) else 0,
     )
@@ -215,6 +223,8 @@ def _assign_parts(tokens: Ints, num_tokens: int) -> tuple[Ints, Ints]:
 
     Parts of one token are contiguous; a token with one entry has none.
     """
+    if len(tokens) == num_tokens:  # every token has an entry
+        return np.full(num_tokens, -1), np.zeros((0, JOIN_FIELDS), np.int64)
     counts = np.bincount(tokens, minlength=num_tokens)
     joined = np.flatnonzero(counts > 1)
     ends = np.cumsum(counts[joined])

@@ -27,6 +27,11 @@ LIMITS_OF_GPU = (
     (0, StepLimits(256, 4096)),
 )
 
+# An encoder's step: more tokens make a device no faster, and its other requests wait longer; texts
+# are rarely shorter on average.
+MOST_ENCODED_TOKENS = 2**15
+TOKENS_A_TEXT = 16
+
 # Operations per second of bf16 products per multiprocessor, by compute capability, newest first:
 # for a card with that capability, at the share of its data sheet that is published for an H200.
 FLOPS_OF_MULTIPROCESSOR = (
@@ -50,13 +55,21 @@ def matmul_flops(device: torch.device) -> float:
     return float(card.multi_processor_count * each)
 
 
-def step_limits(settings: EngineConfig, device: torch.device) -> StepLimits:
-    """Return the requested limits, else suitable ones; defaults are lowered to fit the device."""
+def step_limits(
+    settings: EngineConfig, device: torch.device, num_graph_tokens: int = 0
+) -> StepLimits:
+    """Return the requested limits, else suitable ones; defaults are lowered to fit the device.
+
+    `num_graph_tokens`, of an encoder on a GPU, is the size of a step that takes the device as long
+    as a host without graphs would need to launch it.
+    """
     sequences, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
     usual = LIMITS_OF_CPU
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         usual = next(limits for least, limits in LIMITS_OF_GPU if total >= least)
+        most = max(usual.max_num_batched_tokens, min(num_graph_tokens, MOST_ENCODED_TOKENS))
+        usual = StepLimits(max(usual.max_num_seqs, most // TOKENS_A_TEXT), most)
     return StepLimits(
         sequences or min(usual.max_num_seqs, tokens or usual.max_num_seqs),
         tokens or max(usual.max_num_batched_tokens, sequences or 0),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...kernels.attention import AttentionBackend
@@ -41,6 +43,15 @@ class CausalEncoder:
     def num_layers_started(self) -> int:
         """Return how many layers have started since the process began."""
         return self._decoder.num_layers_started
+
+    @num_layers_started.setter
+    def num_layers_started(self, count: int) -> None:
+        self._decoder.num_layers_started = count
+
+    def can_replay(self, token_ids: NDArray[np.int32]) -> bool:
+        """Return True: a decoder computes the same functions of any tokens."""
+        del token_ids
+        return True
 
     def encode(self, step: Step, type_ids: Tensor | None, attention: AttentionBackend) -> Tensor:
         """Run whole sequences; see `EncoderNetwork.encode`."""
@@ -104,6 +115,7 @@ def load(
         num_types=0,
         max_model_len=architecture.original_positions or architecture.max_positions,
         hidden_size=architecture.hidden_size,
+        max_intermediate_size=architecture.max_intermediate_size,
         recurrent_shapes=architecture.recurrent_shapes,
         lexicon=lexicon,
     )

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -78,6 +80,11 @@ class Encoder:
                 )
             )
         self.needs_torch = linear_factory.needs_torch
+
+    def can_replay(self, token_ids: NDArray[np.int32]) -> bool:
+        """Return False if padding tokens within texts change positions; see `EncoderNetwork`."""
+        padding_id = self._first_position - 1
+        return padding_id < 0 or not (token_ids == padding_id).any()
 
     def encode(self, step: Step, type_ids: Tensor | None, attention: AttentionBackend) -> Tensor:
         """Run one step → `[N, H]` of its rows; see `EncoderNetwork.encode`."""

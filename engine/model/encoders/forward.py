@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from ...kernels.attention import AttentionBackend
 from ...kernels.backends import torch_on_all_threads
 from ...kernels.pooling import Segments
-from ...kernels.step import Step
+from ...kernels.step import Step, pack_arrays
 from ...scheduling.encoding import SchemaSpans
 from .loaded_encoder import LoadedEncoder
 from .pooler import TokenSelection
@@ -35,6 +35,25 @@ class PackedBatch(NamedTuple):
     type_ids: Tensor | None
     segments: Segments
 
+    @classmethod
+    def over(cls, views: dict[str, Any], known: dict[str, Any]) -> PackedBatch:
+        """Return the batch of views of `batch_arrays`, on the device and on the host."""
+
+        def step(arrays: dict[str, Any], host: Step | None = None) -> Step:
+            own = {name: array for name, array in arrays.items() if name not in _BESIDES}
+            return Step(0, **own, copy_on_host=host)
+
+        host = step(known)
+        return cls(
+            host if views is known else step(views, host),
+            views.get("type_ids"),
+            Segments(views["row_starts"], views["skipped"]),
+        )
+
+
+# The arrays of a batch that are not of its step.
+_BESIDES = frozenset({"type_ids", "row_starts", "skipped"})
+
 
 def num_pages(model: LoadedEncoder, num_tokens: int, num_sequences: int) -> int:
     """Return the most pages that a step of that many tokens and sequences can need."""
@@ -45,29 +64,43 @@ def num_pages(model: LoadedEncoder, num_tokens: int, num_sequences: int) -> int:
 def run(
     model: LoadedEncoder, attention: AttentionBackend, sequences: Sequence[TokenSequence]
 ) -> Tensor:
-    """Return the model's output for some sequences, `[S, D]` fp32."""
-    packed = pack(sequences, model.pooler.wanted, model)
-    attention.prepare(packed.step)
-    hidden = model.network.encode(packed.step, packed.type_ids, attention)
-    return model.pooler(hidden, packed.segments)
+    """Return the model's output for some sequences: `encoded`."""
+    batch = pack(sequences, wanted_by(model), model)
+    attention.prepare(batch.step)
+    return encoded(model, attention, batch)
+
+
+def encoded(model: LoadedEncoder, attention: AttentionBackend, batch: PackedBatch) -> Tensor:
+    """Return the output for each sequence, `[S, D]` fp32; or what a decision network reads.
+
+    That is the last hidden state of each token, `[T, H]`. `attention` was prepared for the batch.
+    """
+    hidden = model.network.encode(batch.step, batch.type_ids, attention)
+    return model.pooler(hidden, batch.segments) if model.decision_network is None else hidden
+
+
+def wanted_by(model: LoadedEncoder) -> TokenSelection:
+    """Return the tokens whose hidden states the pooler or the decision network reads."""
+    return model.pooler.wanted if model.decision_network is None else "all"
 
 
 @torch.inference_mode()
-def run_decisions(
-    model: LoadedEncoder, attention: AttentionBackend, sequences: Sequence[TokenSequence]
+def decide(
+    model: LoadedEncoder, hidden: Tensor, token_ids: Tensor, sequences: Sequence[TokenSequence]
 ) -> list[Tensor]:
-    """Return the logits of each sequence's options, fp32; without any its last hidden state."""
+    """Return the logits of each sequence's options, fp32; without any its last hidden state.
+
+    `hidden [T, H]` and `token_ids [T]` are those of all tokens.
+    """
     assert model.decision_network is not None
-    hidden = hidden_states(model, attention, sequences)
     lengths = [len(sequence.token_ids) for sequence in sequences]
+    parts = zip(torch.split(hidden, lengths), torch.split(token_ids, lengths), strict=True)
     with torch_on_all_threads(model.device):
         return [
             own[-1].float()
             if sequence.schema is None
-            else model.decision_network(
-                own, torch.from_numpy(sequence.token_ids).to(model.device), sequence.schema
-            )
-            for own, sequence in zip(torch.split(hidden, lengths), sequences, strict=True)
+            else model.decision_network(own, ids, sequence.schema)
+            for (own, ids), sequence in zip(parts, sequences, strict=True)
         ]
 
 
@@ -84,31 +117,44 @@ def hidden_states(
 def pack(
     sequences: Sequence[TokenSequence], wanted: TokenSelection, model: LoadedEncoder
 ) -> PackedBatch:
-    """Concatenate sequences, each on separate pages; the `wanted` tokens become rows."""
-    page_size, device = model.backend.page_size, model.device
+    """Concatenate sequences, and copy them at once; the `wanted` tokens become rows."""
+    return copied(batch_arrays(sequences, wanted, model), model.device)
+
+
+def copied(arrays: dict[str, NDArray[Any]], device: torch.device) -> PackedBatch:
+    """Return the batch of `batch_arrays` on a device."""
+    return PackedBatch.over(*pack_arrays(device, arrays))
+
+
+def batch_arrays(
+    sequences: Sequence[TokenSequence], wanted: TokenSelection, model: LoadedEncoder
+) -> dict[str, NDArray[Any]]:
+    """Return the arrays of some sequences, each on separate pages, by their names; pages last."""
+    page_size = model.backend.page_size
     lengths = np.array([len(sequence.token_ids) for sequence in sequences])
     skipped = np.array([sequence.num_skipped for sequence in sequences])
     starts, page_starts = _starts(lengths), _starts(-(-lengths // page_size))
     positions = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
     rows, row_starts = _rows(wanted, starts, skipped, positions)
-    states: dict[str, NDArray[np.int64]] = {}
+    more: dict[str, NDArray[Any]] = {}
+    if (type_ids := _type_ids(sequences)) is not None:
+        more["type_ids"] = type_ids
     if model.recurrent_shapes:
-        states = {"state_sources": np.full_like(lengths, -1), "state_rows": np.arange(len(lengths))}
-    step = Step.pack(
-        0,
-        device,
-        token_ids=np.concatenate([sequence.token_ids for sequence in sequences]),
-        positions=positions,
-        slots=positions + np.repeat(page_starts[:-1] * page_size, lengths),
-        query_starts=starts,
-        context_lengths=np.zeros_like(lengths),
-        page_starts=page_starts,
-        pages=np.arange(page_starts[-1]),
-        logit_rows=rows,
-        **states,
-    )
-    segments = Segments(*(torch.from_numpy(array).to(device) for array in (row_starts, skipped)))
-    return PackedBatch(step, _type_ids(sequences, device), segments)
+        more["state_sources"] = np.full_like(lengths, -1)
+        more["state_rows"] = np.arange(len(lengths))
+    return {
+        "token_ids": np.concatenate([sequence.token_ids for sequence in sequences]),
+        "positions": positions,
+        "slots": positions + np.repeat(page_starts[:-1] * page_size, lengths),
+        "query_starts": starts,
+        "context_lengths": np.zeros_like(lengths),
+        "page_starts": page_starts,
+        "logit_rows": rows,
+        "row_starts": row_starts,
+        "skipped": skipped,
+        **more,
+        "pages": np.arange(page_starts[-1]),
+    }
 
 
 def _rows(
@@ -119,6 +165,8 @@ def _rows(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the wanted tokens, and where each sequence's begin among them."""
     count = len(skipped)
+    if wanted == "all" and not skipped.any():
+        return np.arange(starts[-1]), starts
     if wanted == "all":
         is_row = positions >= np.repeat(skipped, np.diff(starts))
         return np.flatnonzero(is_row), _starts(np.diff(starts) - skipped)
@@ -130,11 +178,11 @@ def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(counts)])
 
 
-def _type_ids(sequences: Sequence[TokenSequence], device: torch.device) -> Tensor | None:
+def _type_ids(sequences: Sequence[TokenSequence]) -> NDArray[np.int32] | None:
     if all(sequence.type_ids is None for sequence in sequences):
         return None
     parts = [
         np.zeros_like(sequence.token_ids) if sequence.type_ids is None else sequence.type_ids
         for sequence in sequences
     ]
-    return torch.from_numpy(np.concatenate(parts)).to(device)
+    return np.concatenate(parts)

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...kernels.attention import (
@@ -30,10 +32,10 @@ class EncoderNetwork(Protocol):
     """
 
     needs_torch: bool
+    num_layers_started: int
 
-    @property
-    def num_layers_started(self) -> int:
-        """Return how many layers have started since the process began."""
+    def can_replay(self, token_ids: NDArray[np.int32]) -> bool:
+        """Return whether a graph that was captured for other tokens can encode these."""
 
     def encode(self, step: Step, type_ids: Tensor | None, attention: AttentionBackend) -> Tensor:
         """Run whole sequences → the last hidden states `[N, H]` of the step's `logit_rows`.
@@ -48,7 +50,8 @@ class LoadedEncoder:
     """A network on its device, its head, and the sizes that the engine needs to serve them.
 
     `shapes[i]` is the attention of layer i, `recurrent_shapes[i]` the state of recurrent layer i.
-    `hidden_size` is the width of a hidden state, `width` that of a sequence's output. The model
+    `hidden_size` is the width of a hidden state, `max_intermediate_size` that of the widest MLP (0
+    if unknown), `width` that of a sequence's output. The model
     distinguishes segments if `num_types` is above 1. `lexicon [V, H]` are the output embeddings, if
     its head reads them. A `decision_network` takes the place of the pooler. `notes` are for the
     user.
@@ -66,6 +69,7 @@ class LoadedEncoder:
     hidden_size: int
     notes: tuple[str, ...] = ()
     recurrent_shapes: tuple[RecurrentShape, ...] = ()
+    max_intermediate_size: int = 0
     lexicon: Tensor | None = None
     decision_network: Callable[[Tensor, Tensor, SchemaSpans], Tensor] | None = None
 
@@ -81,7 +85,7 @@ class LoadedEncoder:
         """
         kinds = tuple(dict.fromkeys(self.shapes))
         backend = self.backend(kinds, num_pages, self.dtype, self.device)
-        attention = _Shared(backend, [kinds.index(shape) for shape in self.shapes])
+        attention = SharedPages(backend, [kinds.index(shape) for shape in self.shapes])
         if not self.recurrent_shapes:
             return attention
         rules = tuple(dict.fromkeys(self.recurrent_shapes))
@@ -91,31 +95,31 @@ class LoadedEncoder:
         return make_hybrid(attention, _SharedRecurrence(recurrence, places))
 
 
-class _Shared:
-    """A backend whose layers have no past: those of one shape share the same pages."""
+class SharedPages:
+    """A backend whose layers have no past: those of one shape share the pages of `backend`."""
 
     def __init__(self, backend: AttentionBackend, places: Sequence[int]) -> None:
         self.page_size = backend.page_size
-        self._backend = backend
+        self.backend = backend
         self._places = places
 
     def prepare(self, step: Step) -> None:
         """See `AttentionBackend.prepare`."""
-        self._backend.prepare(step)
+        self.backend.prepare(step)
 
     def store_qkv(
         self, layer: int, qkv: Tensor, cos_sin: Tensor, norms: HeadNorms | None
     ) -> Tensor:
         """See `AttentionBackend.store_qkv`."""
-        return self._backend.store_qkv(self._places[layer], qkv, cos_sin, norms)
+        return self.backend.store_qkv(self._places[layer], qkv, cos_sin, norms)
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """See `AttentionBackend.store`."""
-        self._backend.store(self._places[layer], key, value)
+        self.backend.store(self._places[layer], key, value)
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         """See `AttentionBackend.attend`."""
-        return self._backend.attend(self._places[layer], query, sinks)
+        return self.backend.attend(self._places[layer], query, sinks)
 
 
 class _SharedRecurrence:

@@ -57,4 +57,5 @@ def load(
         num_types=architecture.num_types,
         max_model_len=architecture.max_positions,
         hidden_size=architecture.hidden_size,
+        max_intermediate_size=architecture.intermediate_size,
     )

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import ModelRefused
@@ -51,6 +53,11 @@ class TransformersEncoder:
         self._module = module
         self._is_classifier = is_classifier
         self._num_types = num_types
+
+    def can_replay(self, token_ids: NDArray[np.int32]) -> bool:
+        """Return False: the module may compute anything."""
+        del token_ids
+        return False
 
     def encode(self, step: Step, type_ids: Tensor | None, attention: AttentionBackend) -> Tensor:
         """Run whole sequences, those of one length together; see `EncoderNetwork.encode`."""

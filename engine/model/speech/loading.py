@@ -34,7 +34,7 @@ from ..weights.sanity import check_logits
 from ..weights.weight_parts import Part, Weight, stacked, whole
 from ..weights.weights import check_stored, fill_weights, find_stored
 from .architecture import KERNEL, SpeechArchitecture
-from .runner import WINDOWS_AT_ONCE, SpeechRunner, TextStep, slot_pages
+from .runner import SpeechRunner, TextStep, slot_pages, windows_at_once
 from .whisper import WhisperModel
 from .whisper_config import WhisperConfig, read_speech
 
@@ -341,9 +341,13 @@ def count_slots(loaded: LoadedSpeech, settings: EngineConfig) -> int:
 
 
 def _activation_bytes(loaded: LoadedSpeech, settings: EngineConfig) -> int:
-    """Bound the transient memory of a step: states of the encoded windows, and logits."""
+    """Bound the transient memory of a step: states of the encoded windows, and logits.
+
+    On a GPU, graphs keep separate memory for the same.
+    """
     model, size = loaded.architecture, loaded.dtype.itemsize
     widths = 8 * model.hidden_size + 2 * max(model.encoder_ffn_dim, model.decoder_ffn_dim)
-    frames = WINDOWS_AT_ONCE * model.window_frames
+    frames = windows_at_once(loaded.device) * model.window_frames
+    frames *= 2 if loaded.device.type == "cuda" else 1
     logits = 2 * step_limits(settings, loaded.device).max_num_seqs * model.vocab_size * (size + 4)
     return frames * widths * size + logits

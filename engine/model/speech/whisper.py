@@ -123,7 +123,21 @@ class WhisperModel:
         cross: AttentionBackend,
         queries: dict[int, Tensor] | None = None,
     ) -> Tensor:
-        """Run one step of tokens → logits `[N, V]` of its rows.
+        """Run one step of tokens → logits `[N, V]` of its rows; see `hidden_states`."""
+        return self.compute_logits(self.hidden_states(step, own, cross, queries))
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits `[N, V]` of the last hidden states `[N, H]`."""
+        return self._head(hidden)
+
+    def hidden_states(
+        self,
+        step: Step,
+        own: AttentionBackend,
+        cross: AttentionBackend,
+        queries: dict[int, Tensor] | None = None,
+    ) -> Tensor:
+        """Run one step of tokens except for the head → the last hidden states `[N, H]` of its rows.
 
         `own` was prepared for the step, `cross` for its tokens as ones of their windows. `queries`
         gets the layers' queries of the windows, `[T, heads, D]`, for the layers that it names.
@@ -146,7 +160,7 @@ class WhisperModel:
             x = layer.cross_o_proj(cross.attend(index, x).flatten(1))
             x = layer.mlp(layer.final_layer_norm.add_norm(x, residual))
             x = next_norm.add_norm(x, residual)
-        return self._head(x[step.logit_rows])
+        return x[step.logit_rows]
 
     def cross_attentions(
         self, queries: Mapping[int, Tensor], states: Tensor, looking: tuple[tuple[int, int], ...]

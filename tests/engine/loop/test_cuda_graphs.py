@@ -74,8 +74,11 @@ class CapturableReference(ReferenceAttention):
         assert self.workspace is None
         self.workspace = num_tokens, num_decodes
 
-    def capturing(self, num_tokens: int, launches: int) -> AbstractContextManager[None]:
+    def capturing(
+        self, num_tokens: int, launches: int, num_spans: int | None = None
+    ) -> AbstractContextManager[None]:
         """Launch as usual, if it includes the launches of the prepared step."""
+        del num_spans
         assert self.launches & ~launches == 0
         assert self.workspace is not None
         assert num_tokens <= self.workspace[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count, pairwise
@@ -17,6 +18,7 @@ from tidemill.engine.errors import DeviceFailed
 from tidemill.engine.kernels.attention import AttentionBackend, AttentionShape
 from tidemill.engine.kernels.reference import ReferenceAttention
 from tidemill.engine.kernels.step import Step
+from tidemill.engine.loop.encoder_runner import LaunchedEncoding
 from tidemill.engine.loop.encoding import EncodingCore, RunningEncoding
 from tidemill.engine.model.encoders.loaded_encoder import LoadedEncoder
 from tidemill.engine.model.encoders.pooler import Pooler
@@ -38,6 +40,11 @@ class Sums:
         self.bias = 0.0
         self._check = check
 
+    def can_replay(self, token_ids: object) -> bool:
+        """Return True: all tokens are alike."""
+        del token_ids
+        return True
+
     def encode(self, step: Step, type_ids: Tensor | None, attention: AttentionBackend) -> Tensor:
         """Note the step's sequences and return `[N, 2]`."""
         del attention
@@ -49,6 +56,15 @@ class Sums:
         types = torch.zeros_like(step.token_ids) if type_ids is None else type_ids
         hidden = torch.stack([step.token_ids, types], dim=1).float()[step.logit_rows]
         return hidden + self.bias
+
+
+@pytest.fixture(name="_pace", params=[0, 1], ids=["at once", "ahead"], autouse=True)
+def fixture_pace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each test without and with a step in flight."""
+    monkeypatch.setattr(sys.modules[__name__], "STEPS_AHEAD", request.param)
+
+
+STEPS_AHEAD = 0
 
 
 def core(
@@ -69,7 +85,7 @@ def core(
         hidden_size=2,
         **others,
     )
-    return EncodingCore(model, max_tokens, max_sequences=8), network
+    return EncodingCore(model, max_tokens, max_sequences=8, steps_ahead=STEPS_AHEAD), network
 
 
 def added(work: EncodingCore, *ids: Sequence[int]) -> list[RunningEncoding]:
@@ -109,6 +125,48 @@ def test_segments_and_skipped_tokens_apply() -> None:
     ]
     finished(work)
     assert [item.result().values.tolist() for item in items] == [[3, 0.5], [4, 0], [3, 0]]
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("late"), torch.OutOfMemoryError()])
+def test_a_failure_that_arrives_late_costs_no_request(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    """The next step, already launched, runs again after it; cancelled requests have no result."""
+    work, network = core(max_tokens=4)
+    wait, number = LaunchedEncoding.wait, count()
+
+    def fail_second(self: LaunchedEncoding) -> Any:
+        if next(number) == 1:
+            raise failure
+        return wait(self)
+
+    monkeypatch.setattr(LaunchedEncoding, "wait", fail_second)
+    items = added(work, *([n, n] for n in range(8)))
+    ended = [event.request for _ in range(STEPS_AHEAD + 2) for event in work.step() or ()]
+    assert ended == items[:2]
+    assert len(network.steps) == 2 + STEPS_AHEAD
+    work.abort({items[5]})
+    rest = [item for item in items if item is not items[5]]
+    assert [*ended, *finished(work)] == rest
+    assert [item.result().values[0] for item in rest] == [0, 1, 2, 3, 4, 6, 7]
+    assert (work.stats().running, work.stats().prompt_tokens) == (0, 14)
+
+
+def test_a_step_is_launched_before_the_previous_one_is_collected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So the device never waits for the host, unless it must run one step at a time."""
+    work, network = core(max_tokens=2)
+    seen, wait = [], LaunchedEncoding.wait
+
+    def noted(self: LaunchedEncoding) -> Any:
+        seen.append(len(network.steps))
+        return wait(self)
+
+    monkeypatch.setattr(LaunchedEncoding, "wait", noted)
+    added(work, *([n, n] for n in range(4)))
+    finished(work)
+    assert seen == ([2, 3, 4, 4] if STEPS_AHEAD else [1, 2, 3, 4])
 
 
 @pytest.mark.parametrize("ids", [[], [1] * (LONGEST + 1)])
@@ -264,7 +322,7 @@ def test_values_that_are_not_finite_fail_only_their_request() -> None:
             hidden[hidden == 2] = torch.nan
             return hidden
 
-    work._model = replace(work._model, network=Broken(lambda _: None))
+    work._runner._model = replace(work._model, network=Broken(lambda _: None))
     finished(work)
     assert good.result().values[0] == 1
     with pytest.raises(InternalError, match="not finite"):
@@ -276,12 +334,12 @@ def test_a_dropped_request_is_not_computed() -> None:
     work, network = core(max_tokens=2)
     items = added(work, [1, 1], [2, 2], [3], [3], [4])
     work.step()
-    assert work.stats().running == 4
+    assert work.stats().running == 4 + STEPS_AHEAD
     work.abort({items[1], items[2]})
-    assert work.stats().running == 2
+    assert work.stats().running == 2 + STEPS_AHEAD
     waiting = added(work, [5])
     work.abort(set(waiting))
-    assert set(finished(work)) == {items[3], items[4]}
+    assert set(finished(work)) == {items[3], items[4], *items[:STEPS_AHEAD]}
     assert network.steps == [[[1, 1]], [[3], [4]]]
     assert work.stats().waiting == work.stats().running == 0
 

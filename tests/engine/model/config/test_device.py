@@ -119,6 +119,23 @@ def test_step_limits_follow_from_the_card(
     assert step_limits(EngineConfig("m"), CUDA) == limits
 
 
+@pytest.mark.parametrize(
+    ("num_graph_tokens", "limits"),
+    [(1_811, (1024, 8192)), (23_545, (1471, 23_545)), (41_856, (2048, 32_768))],
+)
+def test_an_encoder_has_steps_that_take_as_long_as_a_launch(
+    monkeypatch: pytest.MonkeyPatch, num_graph_tokens: int, limits: tuple[int, int]
+) -> None:
+    """The limits are of models of 8B, BERT large and BERT base on an H100; a CPU's never change."""
+    card = SimpleNamespace(total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    config = EngineConfig("m")
+    assert step_limits(config, CUDA, num_graph_tokens) == limits
+    assert step_limits(config, CPU, num_graph_tokens) == step_limits(config, CPU)
+    requested = EngineConfig("m", max_num_seqs=7, max_num_batched_tokens=99)
+    assert step_limits(requested, CUDA, num_graph_tokens) == (7, 99)
+
+
 def test_step_limits_can_be_requested() -> None:
     """If only one limit is requested, the other is lowered to fit."""
     assert step_limits(EngineConfig("m"), CPU) == (256, 2048)

@@ -1,0 +1,140 @@
+"""Encoder steps as graphs, with a stand-in that computes again: the values never change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tests.engine.loop.test_cuda_graphs import CapturableReference, CapturesByCallingAgain
+from tests.engine.model.encoders.small_encoders import loaded, save
+from tidemill.engine.kernels import backends
+from tidemill.engine.kernels.step import host_buffer
+from tidemill.engine.kernels.triton import tiles
+from tidemill.engine.kernels.triton.attention import TritonAttention
+from tidemill.engine.loop.cuda_graphs import Capture
+from tidemill.engine.loop.encoding import EncodingCore
+from tidemill.engine.model.encoders.loaded_encoder import LoadedEncoder
+from tidemill.engine.model.encoders.pooler import Pooler
+from tidemill.engine.scheduling.encoding import EncodingRequest
+
+PADDING = 1
+
+
+def requests(count: int, longest: int, **changes: Any) -> list[EncodingRequest]:
+    """Return sequences of different lengths, some with two segments."""
+    rng = np.random.default_rng(0)
+    made = []
+    for length in rng.integers(1, longest, count).tolist():
+        types = [0] * (length // 2) + [1] * (length - length // 2) if length % 2 else None
+        ids = rng.integers(200, 30_000, length).tolist()
+        made.append(EncodingRequest(ids, types, **changes))
+    return made
+
+
+def values(
+    model: LoadedEncoder,
+    sequences: list[EncodingRequest],
+    captures: Capture | None,
+    max_tokens: int = 96,
+) -> tuple[NDArray[np.float32], int]:
+    """Return the values of some sequences, and the number of steps."""
+    work = EncodingCore(model, max_tokens, 9, int(captures is not None), captures)
+    items = [work.add(sequence) for sequence in sequences]
+    while work.step() is not None:
+        pass
+    return np.stack([item.result().values for item in items]), work.stats().steps
+
+
+@pytest.mark.parametrize(
+    ("family", "modes"),
+    [("Bert", ("cls",)), ("Bert", ("cls", "max")), ("ModernBert", ("lasttoken",))],
+)
+def test_values_are_those_of_launched_steps(
+    tmp_path: Path, family: str, modes: tuple[str, ...]
+) -> None:
+    """Steps have any number of tokens and sequences; each is one replay once it was captured."""
+    model = loaded(save(tmp_path, family))
+    model = replace(model, pooler=Pooler(modes, model.pooler.parts), backend=CapturableReference)
+    sequences = [*requests(60, 40), *requests(9, 3)]
+    expected, _ = values(model, sequences, None)
+    captures = CapturesByCallingAgain()
+    got, _ = values(model, sequences, captures)
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+    assert min(captures.num_replays, len(captures.graphs)) > 5
+
+
+def test_values_of_gpu_kernels_are_those_of_launched_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph of one step serves any other, over the kernels for attention and pooling."""
+    model = loaded(save(tmp_path, "Bert", num_hidden_layers=1))
+    model = replace(model, pooler=Pooler(("mean",)))
+    sequences = requests(16, 12)
+    expected, _ = values(model, sequences, None, 32)
+    monkeypatch.setattr(backends, "TRITON_TYPES", {"cpu"})
+    captures = CapturesByCallingAgain()
+    got, _ = values(replace(model, backend=TritonAttention), sequences, captures, 32)
+    np.testing.assert_allclose(got, expected, atol=1e-4)
+    assert captures.num_replays >= 2
+
+
+def test_tokens_that_change_the_network_are_launched(tmp_path: Path) -> None:
+    """Padding within a text changes positions, and prompts that are not pooled other rows."""
+    model = replace(loaded(save(tmp_path, "Roberta")), backend=CapturableReference)
+    padded = [EncodingRequest([5, PADDING, 6, 7]), EncodingRequest([8, 9])]
+    pooled = replace(model, pooler=Pooler(("mean",)))
+    skipped = [replace(one, num_skipped=len(one.token_ids) // 2) for one in requests(4, 9)]
+    for some, sequences in ((model, padded), (pooled, skipped)):
+        captures = CapturesByCallingAgain()
+        got, _ = values(some, sequences, captures)
+        np.testing.assert_allclose(got, values(some, sequences, None)[0], atol=1e-6)
+        assert not captures.graphs
+
+
+@pytest.mark.parametrize(
+    "captures",
+    [
+        CapturesByCallingAgain(RuntimeError("no")),
+        CapturesByCallingAgain(torch.OutOfMemoryError("no")),
+        CapturesByCallingAgain(none_after=1),
+    ],
+    ids=["failed replay", "out of memory", "failed capture"],
+)
+def test_a_graph_that_fails_costs_no_request(
+    tmp_path: Path, captures: CapturesByCallingAgain
+) -> None:
+    """Its sequences run again, without graphs if memory was the reason."""
+    model = replace(loaded(save(tmp_path, "Bert")), backend=CapturableReference)
+    sequences = requests(60, 40)
+    got, _ = values(model, sequences, captures)
+    np.testing.assert_allclose(got, values(model, sequences, None)[0], atol=1e-5)
+    assert captures.next_failure is None
+
+
+def test_a_step_is_one_copy_and_one_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All arrays of a step are in one pinned buffer, besides the tiles of its attention."""
+    model = replace(loaded(save(tmp_path, "Bert")), backend=CapturableReference)
+    captures, buffers = CapturesByCallingAgain(), []
+
+    def noted(length: int, device: torch.device) -> torch.Tensor:
+        buffers.append(length)
+        return host_buffer(length, device)
+
+    monkeypatch.setattr("tidemill.engine.kernels.step.host_buffer", noted)
+    _, num_steps = values(model, requests(60, 40), captures)
+    assert len(buffers) == num_steps
+    assert captures.num_replays + len(captures.graphs) == num_steps
+
+
+def test_programs_are_launched_for_sequences_and_not_for_tokens() -> None:
+    """A step of whole texts has a narrow tile for each text at most, besides its padding's."""
+    spec = tiles.TileSpec(1, 0, is_causal=False, wide=128, narrow=16, at_once=44)
+    most = tiles.TileCounts.upper_bound(spec, 32_768, 32_768, 2_048)
+    assert most.narrow == 2_048 + 32_768 // 16 + 44
+    assert tiles.TileCounts.upper_bound(spec, 32_768, 32_768).narrow == 32_768 + 44
