@@ -102,7 +102,7 @@ class ChatCompletionRequest(ToolFields, ConstrainedRequest):
     @property
     def is_constrained(self) -> bool:
         """Say whether a constraint governs the answers or their tool calls."""
-        return super().is_constrained or (bool(self.tools) and self.constrains_calls)
+        return self._constraint is not None or (bool(self.tools) and self.constrains_calls)
 
     @property
     def num_logprobs(self) -> int | None:

@@ -48,12 +48,13 @@ class UnknownParameters:
     found: dict[str, UnknownParameter] = field(default_factory=dict)
     num_others: int = 0
 
-    def add(self, url: str, body: Mapping[str, Any], line: int) -> None:
-        """Count the unknown parameters of a line's body."""
+    def add(self, url: str, body: Mapping[str, Any], line: int) -> bool:
+        """Count the unknown parameters of a line's body; return whether there are any."""
         known = find_parameters(url)
-        if known is not None:
-            for name in known.unknown_in(body):
-                self._count(known.endpoint, _printable(name), line)
+        names = [] if known is None else list(known.unknown_in(body))
+        for name in names:
+            self._count(known.endpoint, _printable(name), line)
+        return bool(names)
 
     def merge(self, others: UnknownParameters, shift: int = 0) -> None:
         """Add the counts of later lines, whose numbers start after `shift`."""

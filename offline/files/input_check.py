@@ -65,6 +65,7 @@ class InputReport:
     kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
     others_run: bool = False
     unknown: UnknownParameters = field(default_factory=UnknownParameters)
+    _known_form: tuple[str | bytes, ...] = ()
 
     @property
     def name(self) -> str:
@@ -86,6 +87,12 @@ class InputReport:
         kind = url, model[:_MAX_NAME_CHARS]
         if kind in self.kinds or len(self.kinds) < _MAX_MODELS:
             self.kinds[kind] += 1
+
+    def note_parameters(self, line: Line, settings: bytes) -> None:
+        """Count the unknown parameters of a line with these settings."""
+        form = line.url, settings, *line.body
+        if form != self._known_form and not self.unknown.add(line.url, line.body, line.number):
+            self._known_form = form  # most lines have the settings and names of the line before
 
 
 def _add_to(
@@ -143,12 +150,12 @@ def check_lines(
             finder.add(line.custom_id, line.number)
             body = line.body
             report.count_kind(line.url, str(body.get("model") or ""))
-            report.unknown.add(line.url, body, line.number)
             if has_defaults:
                 report.without_effect.update(defaults.without_effect(line.url))
                 body = defaults.apply(line.url, body)
             has_row = look_up(line, body)
             settings = settings_key(body)
+            report.note_parameters(line, settings)
             _add_to(index, span, None if has_row else body, settings)
             try:
                 if not has_row:  # otherwise it could run in an earlier run

@@ -183,7 +183,7 @@ def answered(line: int, *finish_reasons: str) -> FinishedRow:
     """Return the row of an answer with these finish reasons."""
     choices = [{"finish_reason": reason} for reason in finish_reasons]
     body = {"id": "x", "choices": choices, "text": '{"finish_reason":"length"}'}
-    row = print_reply(Line(line, "a", "/v1/chat/completions", {}, "d" * 24), 200, body)
+    row = print_reply(Line(line, "a", "/v1/chat/completions", {}, "d" * 24, "req_d"), 200, body)
     return FinishedRow(line, row, is_success=True)
 
 

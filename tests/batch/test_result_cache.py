@@ -113,7 +113,7 @@ def test_keys_ignore_parameters_without_effect() -> None:
 @given(custom_id=st.text(), text=st.text(st.characters(codec="utf-8")))
 def test_a_row_of_a_cached_reply_is_the_row_of_the_reply(custom_id: str, text: str) -> None:
     """They are equal byte for byte."""
-    line = Line(1, custom_id.encode("utf-8", "replace").decode(), CHAT, {}, FIRST)
+    line = Line(1, custom_id.encode("utf-8", "replace").decode(), CHAT, {}, FIRST, f"req_{FIRST}")
     body = {"id": "x", "text": text}
     printed = print_reply(line, 200, body)
     start = printed.index(b'"body":') + len(b'"body":')

@@ -44,7 +44,7 @@ TEXTS = st.text(st.characters(codec="utf-8") | st.sampled_from(SEPARATORS)).map(
 
 def line_of(text: str) -> Line:
     """Return a line whose custom ID is a text."""
-    return Line(3, text, CHAT, {}, DIGEST)
+    return Line(3, text, CHAT, {}, DIGEST, f"req_{DIGEST}")
 
 
 def table_row(text: str) -> bytes:

@@ -24,7 +24,7 @@ from tidemill.protocol.bodies import error_body
 from tidemill.protocol.errors import ModelNotFound
 
 DIGEST = "0123456789abcdef01234567"
-LINE = Line(3, "a", "/v1/completions", {}, DIGEST)
+LINE = Line(3, "a", "/v1/completions", {}, DIGEST, f"req_{DIGEST}")
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),

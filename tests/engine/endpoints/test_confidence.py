@@ -20,7 +20,7 @@ from tests.engine.scripted_model import (
 )
 from tests.engine.structured_output.constrained import allowed, grammars_of
 from tidemill.engine.config import EngineConfig
-from tidemill.engine.endpoints.dispatcher import Dispatcher, find_endpoint
+from tidemill.engine.endpoints.dispatcher import Dispatcher
 from tidemill.engine.endpoints.endpoint import RequestMetadata
 from tidemill.engine.load import load_served
 from tidemill.engine.scheduling.sequence import ConstraintState
@@ -258,7 +258,7 @@ async def test_a_forced_call_has_the_probabilities_of_its_name_and_arguments(
 ) -> None:
     """They are the sums over all tokenizations, given the text before the value."""
     metadata = RequestMetadata("tiny", "req_1", 0)
-    prepared = find_endpoint(CHATS, scored.dispatcher._endpoints).prepare(FORCED, metadata)
+    prepared = scored.dispatcher._endpoints.find(CHATS).prepare(FORCED, metadata)
     monkeypatch.setattr(scored, "prompt_ids", prepared.requests[0].prompt_ids)
     reply = await scored.dispatcher.respond(CHATS, {**FORCED, "seed": 1}, "req_1", 0)
     [choice] = reply.body["choices"]
