@@ -420,7 +420,7 @@ def test_a_step_is_filled_up_with_tokens_of_no_sequence(model: LoadedModel) -> N
     largest = packer.pack(1, arrays)
     assert (largest.num_tokens, len(largest.query_starts)) == (24, 25)
     with torch.inference_mode():
-        expected = packer.run(largest, ids)
+        _, expected = packer.run(largest, ids)
     first, step = packer.pack(1, arrays), packer.pack(1, arrays)
     fillings = {"slots": 28, "query_starts": 3, "page_starts": 3}
     for name in arrays.keys() - {"adapters", "pages"}:
@@ -433,7 +433,7 @@ def test_a_step_is_filled_up_with_tokens_of_no_sequence(model: LoadedModel) -> N
     assert (step.num_tokens, len(step.query_starts)) == (8, 9)
     assert step.pages[:3].tolist() == step.host.pages.tolist() == [1, 2, 3]
     with torch.inference_mode():
-        logits = packer.run(step, ids)
+        _, logits = packer.run(step, ids)
     torch.testing.assert_close(logits, expected)
     assert logits.shape == (2, model.vocab_size)
 
