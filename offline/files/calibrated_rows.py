@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from pydantic_core import from_json, to_json
 
+from tidemill.batch.calibration.answers import Options
 from tidemill.batch.calibration.calibration import Calibration, QuestionFit
 from tidemill.batch.calibration.probability_maps import Probabilities
 from tidemill.batch.file.rows import escape_separators
 from tidemill.batch.table.calibration_plan import (
     CalibrationPlan,
-    Options,
     calibration_of,
     checked_method,
     plan_of,
