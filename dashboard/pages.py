@@ -10,6 +10,7 @@ from typing import Final
 from tidemill.batch.batch_object import BatchObject
 from tidemill.batch.object_keys import INPUT_PREFIX
 from tidemill.batch.pagination import Page
+from tidemill.protocol.names import ANY_MODEL
 from tidemill.protocol.routes import ENDPOINTS
 
 from .batch_row import BatchRow
@@ -98,9 +99,14 @@ def errors(failures: Sequence[Failure], *, num_failed: int, has_ended: bool) -> 
 
 
 def form(site: Site, models: Sequence[str]) -> str:
-    """Return the form of a new batch."""
+    """Return the form of a new batch; `models` may contain ANY_MODEL."""
     return render(
-        "new.html", endpoints=ENDPOINTS, windows=_WINDOWS, models=models, is_local=site.is_local
+        "new.html",
+        endpoints=ENDPOINTS,
+        windows=_WINDOWS,
+        models=[name for name in models if name != ANY_MODEL],
+        takes_any_model=ANY_MODEL in models,
+        is_local=site.is_local,
     )
 
 

@@ -24,7 +24,7 @@ from tidemill.batch.batch_request import (
 from tidemill.batch.errors import InvalidMove
 from tidemill.batch.model import Batch, Source
 from tidemill.batch.object_keys import DROP_TENANT, batch_id_of_request, outputs_of_request
-from tidemill.batch.pagination import make_page
+from tidemill.batch.pagination import Page, make_page
 from tidemill.batch.results_object import (
     GONE_CODE,
     MAX_LINE,
@@ -87,7 +87,10 @@ class BatchRoutes:
     async def list(self, request: Request) -> Response:
         """List the batches, newest first."""
         limit = int_param(request.query_params, "limit", 1, 100, 20)
-        after = request.query_params.get("after")
+        return json_response(await self.page(limit, request.query_params.get("after")))
+
+    async def page(self, limit: int, after: str | None) -> Page[BatchObject]:
+        """Return a page of the batches older than `after`, or the newest."""
         try:
             page, has_more = await asyncio.to_thread(
                 lambda: self._store.batches.list(limit=limit, after=after)
@@ -95,7 +98,7 @@ class BatchRoutes:
         except KeyError:
             raise not_found("batch", str(after), param="after") from None
         shown = [self._runner.describe(stored) for stored in page]
-        return json_response(make_page(BatchObject, shown, has_more=has_more))
+        return make_page(BatchObject, shown, has_more=has_more)
 
     async def retrieve(self, request: Request) -> Response:
         """Return one batch."""
@@ -103,11 +106,11 @@ class BatchRoutes:
 
     async def cancel(self, request: Request) -> Response:
         """Cancel a batch; its finished rows are kept."""
-        stored = await self._stored(request.path_params["batch_id"])
+        stored = await self.stored(request.path_params["batch_id"])
         try:
             await self._runner.cancel(stored.batch.id)
         except InvalidMove:
-            now = (await self._stored(stored.batch.id)).batch
+            now = (await self.stored(stored.batch.id)).batch
             raise RequestError(
                 f"Batch {now.id} cannot be cancelled: it is {now.status}.", code="not_cancellable"
             ) from None
@@ -117,7 +120,7 @@ class BatchRoutes:
         """List finished rows after a line, within seconds of their completion."""
         after_line = int_param(request.query_params, "after_line", 0, MAX_LINE, 0)
         limit = int_param(request.query_params, "limit", 1, MAX_LISTED_ROWS, 100)
-        batch = (await self._stored(request.path_params["batch_id"])).batch
+        batch = (await self.stored(request.path_params["batch_id"])).batch
         # Read before the page, so that the page has the rows of all these lines.
         through = self._runner.complete_through(batch.id)
         return await asyncio.to_thread(self._results, batch, after_line, limit, through)
@@ -140,14 +143,19 @@ class BatchRoutes:
             )
         )
 
-    async def _stored(self, batch_id: str) -> StoredBatch:
+    async def stored(self, batch_id: str) -> StoredBatch:
+        """Return a batch as stored; raises `RequestError` for an unknown ID."""
         stored = await asyncio.to_thread(self._store.batches.get, batch_id)
         if stored is None:
             raise not_found("batch", batch_id)
         return stored
 
+    async def describe(self, batch_id: str) -> BatchObject:
+        """Return the Batch object of an ID."""
+        return self._runner.describe(await self.stored(batch_id))
+
     async def _respond(self, batch_id: str) -> Response:
-        return json_response(self._runner.describe(await self._stored(batch_id)))
+        return json_response(await self.describe(batch_id))
 
     def _create(self, parsed: BatchParams) -> Batch:
         """Create the batch of a request, or return the existing one; raises InvalidOption."""
