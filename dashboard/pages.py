@@ -32,7 +32,7 @@ _WINDOWS: Final = (
 class Site:
     """The API that the page shows: a deployment, or a server on one machine.
 
-    `currency` is empty without a price. A local server has no bucket, workers, costs or history.
+    `currency` is empty without a price. A local server has no bucket, workers or costs.
     """
 
     currency: str = ""

@@ -25,6 +25,7 @@ from tidemill.batch.errors import InvalidMove
 from tidemill.batch.model import Batch, Source
 from tidemill.batch.object_keys import DROP_TENANT, batch_id_of_request, outputs_of_request
 from tidemill.batch.pagination import Page, make_page
+from tidemill.batch.progress import HistoryObject
 from tidemill.batch.results_object import (
     GONE_CODE,
     MAX_LINE,
@@ -39,6 +40,7 @@ from ..errors import json_response
 from ..request_bodies import BodyReader
 from .batches import StoredBatch
 from .folder import is_full
+from .history import list_history
 from .query_params import int_param, not_found, options_as_request_errors, parse_model
 from .rows import RowsGone
 from .runner import Runner
@@ -66,6 +68,7 @@ class BatchRoutes:
             Route("/v1/batches", self.list, methods=["GET"]),
             Route("/v1/batches/{batch_id}", self.retrieve, methods=["GET"]),
             Route("/v1/batches/{batch_id}/cancel", self.cancel, methods=["POST"]),
+            Route("/v1/batches/{batch_id}/history", self.list_history, methods=["GET"]),
             Route("/v1/batches/{batch_id}/results", self.list_results, methods=["GET"]),
         ]
 
@@ -124,6 +127,12 @@ class BatchRoutes:
         # Read before the page, so that the page has the rows of all these lines.
         through = self._runner.complete_through(batch.id)
         return await asyncio.to_thread(self._results, batch, after_line, limit, through)
+
+    async def list_history(self, request: Request) -> Response:
+        """List the progress per minute, or per quarter of an hour for an older batch."""
+        batch = (await self.stored(request.path_params["batch_id"])).batch
+        found = await asyncio.to_thread(list_history, self._store.database, batch.id)
+        return json_response(HistoryObject(data=found))
 
     def _results(self, batch: Batch, after_line: int, limit: int, through: int) -> Response:
         try:

@@ -152,9 +152,10 @@ class DashboardRoutes:
         return {file.id: file.filename for file in found if file}
 
     def _failures(self, stored: StoredBatch) -> list[Failure]:
-        """Return the first failed rows; none once the result files are deleted."""
-        if not stored.progress.failed:
-            return []
+        """Return the first failed rows, and the lines that were not run.
+
+        There are none once the result files are deleted.
+        """
         try:
             page = self._store.results.page(stored.batch, 0, _MAX_FAILURES, failures_only=True)
         except RowsGone:

@@ -48,6 +48,7 @@ def run_and_download(page: Page, file: Path, folder: Path) -> list[dict[str, obj
     page.get_by_role("button", name="Upload and start").click()
     expect(page.get_by_role("heading", name=file.name)).to_be_visible()
     expect(page.locator("#live .status")).to_have_text("Completed")
+    expect(page.locator("#plot svg")).to_be_visible()
     assert obstacles(page) == []
     with page.expect_download() as download:
         page.get_by_role("button", name="Download output").click()
@@ -58,7 +59,7 @@ def run_and_download(page: Page, file: Path, folder: Path) -> list[dict[str, obj
 def test_a_file_is_run_with_and_without_a_key(
     chromium: Browser, place: Place, tmp_path: Path
 ) -> None:
-    """With a key, the page asks for it; without one, it opens at once."""
+    """With a key, the page has a sign-in form; without one, it opens at once."""
     bodies = [{**CHAT, "model": demo.NAME, "max_tokens": 4}] * 3
     write_file(tmp_path / "questions.jsonl", "/v1/chat/completions", bodies)
     with page_of(chromium, place.url) as page:

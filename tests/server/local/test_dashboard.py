@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ async def test_every_response_isolates_the_page(tmp_path: Path) -> None:
 
 
 async def test_a_file_of_another_version_is_not_found(tmp_path: Path) -> None:
-    """The message tells the user to reload."""
+    """The message contains the advice to reload."""
     async with serving(tmp_path) as local:
         for path in ("0/app.js", f"{url_of('app.js').split('/')[3]}/..%2fpages.py"):
             found = await local.client.get(f"/dashboard/assets/{path}")
@@ -84,7 +85,7 @@ async def test_batches_are_listed_by_the_names_of_their_files(tmp_path: Path) ->
 
 
 async def test_the_first_errors_are_shown_during_the_run_and_afterwards(tmp_path: Path) -> None:
-    """They are grouped; once the file is deleted, the view says so."""
+    """They are grouped; after the deletion of the file, the view contains a note."""
     async with serving(tmp_path) as local:
         batch_id = await batch_of(local, [*FAILING, {"wait": True}])
         await local.until(batch_id, lambda batch: batch["request_counts"]["failed"] == 2)
@@ -93,7 +94,6 @@ async def test_the_first_errors_are_shown_during_the_run_and_afterwards(tmp_path
         assert "<code>c</code> <bdi>No.</bdi>" in running
         live = await shown(local, f"batches/{batch_id}")
         assert "data-live" in live
-        assert "does not record throughput" in live
         local.engine.go.set()
         ended = await local.ended(batch_id)
         assert await shown(local, f"batches/{batch_id}/errors") == running
@@ -101,6 +101,20 @@ async def test_the_first_errors_are_shown_during_the_run_and_afterwards(tmp_path
         await local.client.delete(f"/v1/files/{ended['error_file_id']}")
         gone = await shown(local, f"batches/{batch_id}/errors")
         assert "no longer available" in gone
+
+
+async def test_lines_that_were_not_run_are_shown(tmp_path: Path) -> None:
+    """The lines of an expired batch have error rows, but do not count as failures."""
+    async with serving(tmp_path) as local:
+        batch_id = await batch_of(local, [{"wait": True}] * 3)
+        await local.until(batch_id, lambda _: local.engine.running == 3)
+        assert not (await shown(local, f"batches/{batch_id}/errors")).strip()
+    async with serving(tmp_path, clock=lambda: time.time() + 10**6) as local:
+        assert (await local.ended(batch_id))["status"] == "expired"
+        errors = await shown(local, f"batches/{batch_id}/errors")
+        assert "not run" in errors
+        assert "3 ×" in errors
+        assert "<code>batch_expired</code>" in errors
 
 
 async def test_a_broken_file_is_explained(tmp_path: Path) -> None:
@@ -139,7 +153,7 @@ async def test_a_link_downloads_without_the_key_until_it_expires(
 
 
 async def test_views_need_the_key_of_a_server_that_has_keys(tmp_path: Path) -> None:
-    """The page, which contains no data, asks for it; without keys, there is no form."""
+    """The page, which contains no data, has a sign-in form; without keys, it has none."""
     async with serving(tmp_path, api_keys=("secret",)) as local:
         page = await local.client.get("/dashboard")
         assert 'id="sign-in-form"' in page.text
