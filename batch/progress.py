@@ -7,7 +7,9 @@ proportion to its live shards, not to all shards.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
+
+from pydantic import BaseModel
 
 from .file.throughput import Rates
 from .model import Batch, Progress, sum_of
@@ -78,6 +80,26 @@ class HistoryBucket:
     tokens: int = 0
     input_tokens: int = 0
     audio_seconds: float = 0.0
+
+    @classmethod
+    def of(cls, start: int, seconds: int, gained: Progress) -> HistoryBucket:
+        """Return a bucket with this progress."""
+        return cls(
+            start,
+            seconds,
+            gained.completed,
+            gained.failed,
+            gained.completion_tokens,
+            gained.prompt_tokens,
+            round(gained.audio_seconds, 3),
+        )
+
+
+class HistoryObject(BaseModel):
+    """Rows, tokens and audio by time; periods without a row are left out."""
+
+    object: Literal["list"] = "list"
+    data: list[HistoryBucket]
 
 
 def history_bucket(batch: Batch, now: float) -> tuple[int, int]:

@@ -1,5 +1,5 @@
 """The web page of a deployment and of a local server: templates, their values and its files.
 
-It reads no store: whoever serves it passes API objects and sends the text. No file is from npm, so
+It reads no store: its callers pass API objects and send the text. No file is from npm, so
 an installed package serves it as it is.
 """

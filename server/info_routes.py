@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -21,7 +22,13 @@ from .guide import NO_KEY, YOUR_KEY, guide_text
 from .inference_routes import new_request_id
 
 OPEN_PATHS = frozenset({"/", "/health", "/ping"})
-"""Paths that need no key: load balancers and first-time visitors have none."""
+"""Paths without checks: load balancers and first-time visitors have no key."""
+
+ASSETS = "/dashboard/assets/"
+"""Beginning of further paths without checks: browsers send an origin with requests for scripts."""
+
+KEYLESS = re.compile(r"/dashboard(/files/[^/]*)?")
+"""Paths that need no key: the dashboard's page, which has no data, and links with a token."""
 
 
 def routes(context: ServerContext) -> list[Route]:

@@ -15,7 +15,7 @@ from tidemill.protocol.contract import EngineError
 from .context import ServerContext
 from .disconnect import ClientDisconnected
 from .errors import Refused, error_response, stopping
-from .info_routes import OPEN_PATHS
+from .info_routes import ASSETS, KEYLESS, OPEN_PATHS
 from .origins import OriginCheck
 from .request_bodies import header
 
@@ -48,7 +48,8 @@ class ServerMiddleware:
             await send(message)
 
         app = self._app
-        if refused := None if path in OPEN_PATHS else self._refused(scope):
+        is_open = path in OPEN_PATHS or path.startswith(ASSETS)
+        if refused := None if is_open else self._refused(scope):
             app = error_response(refused)
         try:
             await app(scope, receive, send_and_record)
@@ -68,7 +69,8 @@ class ServerMiddleware:
 
     def _refused(self, scope: Scope) -> Refused | None:
         """Return the refusal for a missing key or a foreign origin, or None."""
-        if not self._api_keys.accepts(header(scope, b"authorization")):
+        needs_key = KEYLESS.fullmatch(scope["path"]) is None
+        if needs_key and not self._api_keys.accepts(header(scope, b"authorization")):
             return _no_key()
         return self._origins.check(scope)
 

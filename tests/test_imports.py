@@ -55,6 +55,7 @@ MAY_IMPORT = {
     },
     "server": GROUND
     | {
+        "tidemill.dashboard",
         "prometheus_client",
         "pydantic",
         "pydantic_core",

@@ -302,7 +302,14 @@ def run_server(options: ServeOptions, *, load: Load[Online], watch: Watch | None
         _responder(options, here, names, template, engine) as responder,
     ):
         context = make_context(engine, names, settings)
-        local = make_local_batches(store, engine, names, options.max_file_bytes, responder)
+        local = make_local_batches(
+            store,
+            engine,
+            names,
+            options.max_file_bytes,
+            responder,
+            has_keys=bool(options.api_keys),
+        )
         raise_file_limit()
         make_server(
             make_app(context, local.routes),
@@ -378,6 +385,7 @@ def _log_address(
     key = YOUR_KEY if has_keys else NO_KEY
     lines = "\n".join(f"  {line}" for line in sdk_example(url, names[0], endpoints, key))
     log(f"base URL for OpenAI clients: {url}/v1\n{lines}")
+    log(f"dashboard: {url}/dashboard")
 
 
 @asynccontextmanager

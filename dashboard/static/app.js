@@ -107,7 +107,7 @@ function showMissing(words) {
   enterView();
 }
 
-/** Have the browser fetch a file from S3; the URL is valid for a limited time. */
+/** Have the browser fetch a file; the URL needs no key and is valid for a limited time. */
 async function download(button) {
   button.setAttribute("aria-busy", "true");
   try {
@@ -157,7 +157,7 @@ function wireClicks() {
   );
 }
 
-if (document.body.dataset.auth === "keys") {
+if (document.body.dataset.auth !== "iam") {
   wireClicks();
   addEventListener("hashchange", () => session.isSignedIn() && open());
   document.addEventListener("visibilitychange", () => document.hidden || refresh());

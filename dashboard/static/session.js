@@ -1,15 +1,17 @@
 // The API key: stored in this tab only, sent with every API request, requested again when rejected.
+// A server without keys accepts any.
 
 import { find, forgetNotice, messageOf } from "./words.js";
 
 const KEY = "tidemill-key";
 const REFUSED = new Set([401, 403]);
+const needsKey = document.body.dataset.auth !== "none";
 const waiting = [];
 let tenant = null;
 
-export const key = () => sessionStorage.getItem(KEY);
+export const key = () => (needsKey ? sessionStorage.getItem(KEY) : "none");
 export const isSignedIn = () => tenant !== null;
-export const isRefusal = (status) => REFUSED.has(status);
+export const isRefusal = (status) => needsKey && REFUSED.has(status);
 
 /** Resolve once there is a key that was accepted. */
 export function signedIn() {
@@ -57,6 +59,12 @@ export function refused() {
 
 /** Set up the form and try this tab's key; `enter` is called after each sign-in. */
 export function begin(enter) {
+  if (!needsKey) {
+    tenant = "";
+    show(true);
+    enter();
+    return;
+  }
   find("#sign-in-form").addEventListener("submit", async (event) => {
     event.preventDefault();
     const field = find("#key");
@@ -111,7 +119,7 @@ function accept(accepted, its) {
 
 function show(isIn) {
   if (!isIn) tenant = null;
-  find("#sign-in").hidden = isIn;
+  if (needsKey) find("#sign-in").hidden = isIn;
   find("#content").hidden = !isIn;
   find("#main-nav").hidden = !isIn;
 }

@@ -1,7 +1,9 @@
-// Uploads one file directly to S3, in parts by presigned URLs: a part is a slice of the file, read
-// when it is sent, three at a time; parts that S3 has are not sent again, even after a reload.
+// Uploads one file in parts, to presigned URLs of S3 or to this server: a part is a slice of the
+// file, read when it is sent, three at a time; parts that arrived are not sent again, even after a
+// reload.
 
-import { call, post } from "./session.js";
+import { call, key, post } from "./session.js";
+import { messageOf } from "./words.js";
 
 const AT_ONCE = 3;
 const MAX_TRIES = 6;
@@ -116,8 +118,11 @@ class Parts {
 
   async askForUrls(number) {
     const wanted = [number, ...this.left.filter((other) => !this.urls.has(other))].slice(0, URLS_AT_ONCE);
-    const answer = await post(`/v1/uploads/${this.id}/urls`, { part_numbers: wanted });
-    for (const { part_number: its, url } of answer.data) this.urls.set(its, url);
+    const path = `/v1/uploads/${this.id}/urls`;
+    const answer = await post(path, { part_numbers: wanted });
+    // A local server's URLs are relative to its response.
+    const base = new URL(path, location.origin);
+    for (const { part_number: its, url } of answer.data) this.urls.set(its, new URL(url, base));
   }
 
   /** PUT one part; resolves with the error, or null. Only XMLHttpRequest reports progress. */
@@ -133,9 +138,11 @@ class Parts {
       sending.onabort = () => reject(signal.reason);
       sending.onload = () => {
         if (sending.status === 200) this.note(number, body.size);
-        resolve(sending.status === 200 ? null : `S3 returned ${sending.status}`);
+        resolve(sending.status === 200 ? null : messageOf(sending.responseText, sending.status));
       };
       sending.open("PUT", url);
+      // S3 accepts no key: its URLs are presigned.
+      if (url.origin === location.origin) sending.setRequestHeader("Authorization", `Bearer ${key()}`);
       sending.send(body);
     });
   }

@@ -68,8 +68,13 @@ async function start(form) {
   }
   const fields = Object.fromEntries(new FormData(form));
   const endpoints = form.dataset.endpoints.split(" ");
-  running = { file: chosen, fields, endpoints, fileId: null, key: crypto.randomUUID() };
+  running = { file: chosen, fields, endpoints, fileId: null, key: randomKey() };
   await run();
+}
+
+/** Return a unique key; `randomUUID` does not exist on a page that was loaded by plain HTTP. */
+function randomKey() {
+  return Array.from(crypto.getRandomValues(new Uint32Array(4)), (part) => part.toString(36)).join("-");
 }
 
 /** Upload the file and create the batch; finished steps are not repeated. */

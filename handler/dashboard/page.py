@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from functools import cache
 from http import HTTPStatus
-from typing import Any
 from urllib.parse import urlsplit
 
 from aws_lambda_powertools.event_handler import Response
 
+from tidemill.dashboard import pages
 from tidemill.dashboard.assets import assets, type_of, version
 from tidemill.dashboard.headers import FOR_EVER, headers
-from tidemill.dashboard.render import render
 
 from ..api.envelope.caller import aws
 from ..api.envelope.errors import NotFound
@@ -21,7 +20,7 @@ from ..deployment import deployment
 
 def show() -> Response[str]:
     """Return the page."""
-    return html("page.html", auth=deployment().settings.auth)
+    return html(pages.page(site(), deployment().settings.auth))
 
 
 def asset(wanted: str, name: str) -> Response[str]:
@@ -31,9 +30,15 @@ def asset(wanted: str, name: str) -> Response[str]:
     return serve_text(assets()[name], type_of(name), cache=FOR_EVER)
 
 
-def html(template: str, **values: Any) -> Response[str]:
-    """Return a rendered template."""
-    return serve_text(render(template, **values), "text/html; charset=utf-8")
+def site() -> pages.Site:
+    """Return the deployment as the page shows it."""
+    settings = deployment().settings
+    return pages.Site(currency=settings.currency if settings.gpu_hour_prices else "")
+
+
+def html(text: str) -> Response[str]:
+    """Return HTML."""
+    return serve_text(text, "text/html; charset=utf-8")
 
 
 def serve_text(body: str, content_type: str, *, cache: str = "no-store") -> Response[str]:

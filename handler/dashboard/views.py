@@ -1,4 +1,4 @@
-"""Views of the page: HTML fragments about the caller's own batches."""
+"""Views of the page about the caller's own batches, read from the deployment's stores."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from pydantic_core import to_json
 
 from tidemill.batch.batch_object import BatchObject
 from tidemill.batch.object_keys import DROP_TENANT, INPUT_PREFIX
-from tidemill.dashboard.batch_row import BatchRow
-from tidemill.dashboard.failures import Failure, group_errors
-from tidemill.protocol.routes import ENDPOINTS
+from tidemill.dashboard import pages
 
 from ..api.envelope.caller import aws, tenant_of
 from ..api.routers.batches import kept_batch, list_batches, retrieve_batch, router
@@ -20,17 +18,7 @@ from ..api.routers.files import file_content
 from ..deployment import deployment
 from ..queries.batch_view import progress_of
 from .first_errors import first_errors
-from .page import html, serve_text
-
-_PAGE_BATCHES = 20
-_WINDOWS = (
-    ("1h", "an hour"),
-    ("6h", "six hours"),
-    ("24h", "a day"),
-    ("3d", "three days"),
-    ("7d", "a week"),
-    ("14d", "two weeks"),
-)
+from .page import html, serve_text, site
 
 
 def session() -> Response[str]:
@@ -41,39 +29,25 @@ def session() -> Response[str]:
 
 def batches(after: str | None) -> Response[str]:
     """Return a page of batches older than `after`, or the newest."""
-    page = list_batches(limit=_PAGE_BATCHES, after=after)
-    rows = _rows(page.data)
-    older = page.last_id if page.has_more else None
-    is_live = not all(row.has_ended for row in rows)
+    listed = list_batches(limit=pages.PAGE_BATCHES, after=after)
     tenant = tenant_of(router.context)
     drop_prefix = INPUT_PREFIX if tenant == DROP_TENANT else f"{INPUT_PREFIX}{tenant}/"
     owns_drops = deployment().settings.tenant_of_drop(drop_prefix) == tenant
     return html(
-        "batches.html",
-        rows=rows,
-        after=after,
-        older=older,
-        is_live=is_live,
-        drop_prefix=drop_prefix if owns_drops else None,
-        currency=_currency(),
+        pages.batches(
+            site(),
+            listed,
+            _names(listed.data),
+            after=after,
+            drop_prefix=drop_prefix if owns_drops else None,
+        )
     )
 
 
 def batch(batch_id: str) -> Response[str]:
     """Return one batch."""
-    (row,) = _rows([retrieve_batch(batch_id)])
-    errors = row.wire.errors.data if row.wire.errors else []
-    problems = group_errors(
-        Failure(str(error.line or ""), error.code, error.message) for error in errors
-    )
-    return html(
-        "batch.html",
-        row=row,
-        batch=row.wire,
-        problems=problems,
-        is_live=not row.has_ended,
-        currency=_currency(),
-    )
+    wire = retrieve_batch(batch_id)
+    return html(pages.batch(site(), wire, _names([wire])))
 
 
 def errors(batch_id: str) -> Response[str]:
@@ -81,23 +55,12 @@ def errors(batch_id: str) -> Response[str]:
     found = kept_batch(router.context, batch_id)
     progress = aws().run(progress_of(deployment(), found, time.time()))
     failures = aws().run(first_errors(deployment(), found)) or []
-    return html(
-        "errors.html",
-        kinds=group_errors(failures),
-        num_read=len(failures),
-        num_failed=progress.failed,
-        has_ended=found.is_terminal,
-    )
+    return html(pages.errors(failures, num_failed=progress.failed, has_ended=found.is_terminal))
 
 
 def form() -> Response[str]:
     """Return the form of a new batch."""
-    return html(
-        "new.html",
-        endpoints=ENDPOINTS,
-        windows=_WINDOWS,
-        models=list(deployment().work),
-    )
+    return html(pages.form(site(), list(deployment().work)))
 
 
 def link(file_id: str) -> Response[str]:
@@ -106,28 +69,8 @@ def link(file_id: str) -> Response[str]:
     return serve_text(body, "application/json")
 
 
-def _currency() -> str:
-    """Return the currency of costs; empty if the deployment has no price."""
-    settings = deployment().settings
-    return settings.currency if settings.gpu_hour_prices else ""
-
-
-def _rows(wires: Sequence[BatchObject]) -> list[BatchRow]:
-    """Return batches with their files' names, or their IDs if the file is gone."""
-    tenant, now = tenant_of(router.context), time.time()
-    files = deployment().files
-    uploaded = [wire.input_file_id for wire in wires if wire.input_file_id and not _is_drop(wire)]
-    found = aws().run_all(files.get_file(file_id) for file_id in uploaded)
-    names = {file.id: file.filename for file in found if file and file.tenant == tenant}
-    return [BatchRow(wire, names.get(wire.input_file_id) or _key_of(wire), now) for wire in wires]
-
-
-def _is_drop(wire: BatchObject) -> bool:
-    return wire.input_file_id.startswith("s3://")
-
-
-def _key_of(wire: BatchObject) -> str:
-    """Return a drop's key without the common prefix, or any other file's ID."""
-    if not _is_drop(wire):
-        return wire.input_file_id or "erased"
-    return wire.input_file_id.split("/", 3)[-1].removeprefix(INPUT_PREFIX)
+def _names(wires: Sequence[BatchObject]) -> dict[str, str]:
+    """Return the names of the caller's uploaded files by ID."""
+    tenant, files = tenant_of(router.context), deployment().files
+    found = aws().run_all(files.get_file(file_id) for file_id in pages.uploaded_inputs(wires))
+    return {file.id: file.filename for file in found if file and file.tenant == tenant}

@@ -24,7 +24,8 @@ from tidemill.batch.batch_request import (
 from tidemill.batch.errors import InvalidMove
 from tidemill.batch.model import Batch, Source
 from tidemill.batch.object_keys import DROP_TENANT, batch_id_of_request, outputs_of_request
-from tidemill.batch.pagination import make_page
+from tidemill.batch.pagination import Page, make_page
+from tidemill.batch.progress import HistoryObject
 from tidemill.batch.results_object import (
     GONE_CODE,
     MAX_LINE,
@@ -39,6 +40,7 @@ from ..errors import json_response
 from ..request_bodies import BodyReader
 from .batches import StoredBatch
 from .folder import is_full
+from .history import list_history
 from .query_params import int_param, not_found, options_as_request_errors, parse_model
 from .rows import RowsGone
 from .runner import Runner
@@ -67,6 +69,7 @@ class BatchRoutes:
             Route("/v1/batches", self.list, methods=["GET"]),
             Route("/v1/batches/{batch_id}", self.retrieve, methods=["GET"]),
             Route("/v1/batches/{batch_id}/cancel", self.cancel, methods=["POST"]),
+            Route("/v1/batches/{batch_id}/history", self.list_history, methods=["GET"]),
             Route("/v1/batches/{batch_id}/results", self.list_results, methods=["GET"]),
         ]
 
@@ -88,7 +91,10 @@ class BatchRoutes:
     async def list(self, request: Request) -> Response:
         """List the batches, newest first."""
         limit = int_param(request.query_params, "limit", 1, 100, 20)
-        after = request.query_params.get("after")
+        return json_response(await self.page(limit, request.query_params.get("after")))
+
+    async def page(self, limit: int, after: str | None) -> Page[BatchObject]:
+        """Return a page of the batches older than `after`, or the newest."""
         try:
             page, has_more = await asyncio.to_thread(
                 lambda: self._store.batches.list(limit=limit, after=after)
@@ -96,7 +102,7 @@ class BatchRoutes:
         except KeyError:
             raise not_found("batch", str(after), param="after") from None
         shown = [self._runner.describe(stored) for stored in page]
-        return json_response(make_page(BatchObject, shown, has_more=has_more))
+        return make_page(BatchObject, shown, has_more=has_more)
 
     async def retrieve(self, request: Request) -> Response:
         """Return one batch."""
@@ -104,11 +110,11 @@ class BatchRoutes:
 
     async def cancel(self, request: Request) -> Response:
         """Cancel a batch; its finished rows are kept."""
-        stored = await self._stored(request.path_params["batch_id"])
+        stored = await self.stored(request.path_params["batch_id"])
         try:
             await self._runner.cancel(stored.batch.id)
         except InvalidMove:
-            now = (await self._stored(stored.batch.id)).batch
+            now = (await self.stored(stored.batch.id)).batch
             raise RequestError(
                 f"Batch {now.id} cannot be cancelled: it is {now.status}.", code="not_cancellable"
             ) from None
@@ -118,10 +124,16 @@ class BatchRoutes:
         """List finished rows after a line, within seconds of their completion."""
         after_line = int_param(request.query_params, "after_line", 0, MAX_LINE, 0)
         limit = int_param(request.query_params, "limit", 1, MAX_LISTED_ROWS, 100)
-        batch = (await self._stored(request.path_params["batch_id"])).batch
+        batch = (await self.stored(request.path_params["batch_id"])).batch
         # Read before the page, so that the page has the rows of all these lines.
         through = self._runner.complete_through(batch.id)
         return await asyncio.to_thread(self._results, batch, after_line, limit, through)
+
+    async def list_history(self, request: Request) -> Response:
+        """List the progress per minute, or per quarter of an hour for an older batch."""
+        batch = (await self.stored(request.path_params["batch_id"])).batch
+        found = await asyncio.to_thread(list_history, self._store.database, batch.id)
+        return json_response(HistoryObject(data=found))
 
     def _results(self, batch: Batch, after_line: int, limit: int, through: int) -> Response:
         try:
@@ -141,14 +153,19 @@ class BatchRoutes:
             )
         )
 
-    async def _stored(self, batch_id: str) -> StoredBatch:
+    async def stored(self, batch_id: str) -> StoredBatch:
+        """Return a batch as stored; raises `RequestError` for an unknown ID."""
         stored = await asyncio.to_thread(self._store.batches.get, batch_id)
         if stored is None:
             raise not_found("batch", batch_id)
         return stored
 
+    async def describe(self, batch_id: str) -> BatchObject:
+        """Return the Batch object of an ID."""
+        return self._runner.describe(await self.stored(batch_id))
+
     async def _respond(self, batch_id: str) -> Response:
-        return json_response(self._runner.describe(await self._stored(batch_id)))
+        return json_response(await self.describe(batch_id))
 
     def _create(self, parsed: BatchParams) -> Batch:
         """Create the batch of a request, or return the existing one; raises InvalidOption."""

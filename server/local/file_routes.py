@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final, Literal
 from uuid import uuid4
 
@@ -89,6 +90,12 @@ class FileRoutes:
 
     def content(self, request: Request) -> Response:
         """Send the content of a file, or a range of it."""
+        file, path = self.stored(request)
+        headers = {"Content-Disposition": content_disposition(file.filename)}
+        return FileResponse(path, headers=headers, media_type="application/octet-stream")
+
+    def stored(self, request: Request) -> tuple[File, Path]:
+        """Return the file of a request and its path; raises `RequestError` if it is gone."""
         file = self._file(request)
         path = self._store.folder.file(file.id)
         if not path.is_file():
@@ -97,8 +104,7 @@ class FileRoutes:
                 code="content_gone",
                 status_code=410,
             )
-        headers = {"Content-Disposition": content_disposition(file.filename)}
-        return FileResponse(path, headers=headers, media_type="application/octet-stream")
+        return file, path
 
     def _file(self, request: Request) -> File:
         file_id: str = request.path_params["file_id"]

@@ -20,7 +20,7 @@ from .rows import RowsGone, read_row
 # One query, so that positions and status agree: rows move when a batch ends.
 _BEHIND: Final = (
     "SELECT line, start, size, is_success, status FROM rows JOIN batches ON place = batch"
-    " WHERE id = ? AND line > ? ORDER BY line LIMIT ?"
+    " WHERE id = ? AND line > ? AND is_success <= ? ORDER BY line LIMIT ?"
 )
 _ENDED: Final = (
     "SELECT id FROM batches WHERE status NOT IN (?, ?, ?, ?)"
@@ -46,17 +46,19 @@ class Results:
         self._files = files
         self._folder = folder
 
-    def page(self, batch: Batch, after_line: int, limit: int) -> RowPage:
+    def page(
+        self, batch: Batch, after_line: int, limit: int, *, failures_only: bool = False
+    ) -> RowPage:
         """Return finished rows after a line, in line order, as many as a response holds.
 
         Raises RowsGone once the result files of the batch are deleted.
         """
         try:
-            return self._page(batch, after_line, limit)
+            return self._page(batch, after_line, limit, failures_only=failures_only)
         except FileNotFoundError:
             pass  # the batch has just ended: its rows are in its files now
         try:
-            return self._page(batch, after_line, limit)
+            return self._page(batch, after_line, limit, failures_only=failures_only)
         except FileNotFoundError:
             raise RowsGone("The batch's result files have been deleted.") from None
 
@@ -70,8 +72,9 @@ class Results:
                 with self._database.writing() as connection:
                     connection.execute("DELETE FROM rows WHERE batch = ?", (stored.place,))
 
-    def _page(self, batch: Batch, after_line: int, limit: int) -> RowPage:
-        positions = self._database.read(_BEHIND, batch.id, after_line, limit + 1)
+    def _page(self, batch: Batch, after_line: int, limit: int, *, failures_only: bool) -> RowPage:
+        most = 0 if failures_only else 1
+        positions = self._database.read(_BEHIND, batch.id, after_line, most, limit + 1)
         if not positions and not self._is_indexed(batch):
             raise RowsGone("The rows of the batch are no longer listed.")
         rows: list[tuple[int, bytes]] = []

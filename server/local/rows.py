@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,7 @@ from tidemill.protocol.contract import Usage
 
 from .batches import BatchTable
 from .database import Database
+from .history import add_history_by
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS rows (
@@ -54,6 +56,7 @@ class Rows:
         self._database = database
         self._batches = batches
         self._batch_id = batch_id
+        self._batch = stored.batch
         self._place = stored.place
         self._end = stored.rows_end
         self._path = path
@@ -71,7 +74,7 @@ class Rows:
             os.truncate(self._path, self._end)
 
     def append(self, rows: Sequence[FinishedRow], gained: Progress | None = None) -> None:
-        """Make rows durable; `gained` overrides their progress.
+        """Make rows durable; `gained` overrides their progress, for rows that were not run.
 
         After an exception, call it again with the same rows: it skips those that were committed
         after all.
@@ -92,6 +95,8 @@ class Rows:
         with self._database.writing() as connection:
             connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", places)
             progress = progress_of(rows) if gained is None else gained
+            if gained is None:
+                add_history_by(connection, self._batch, progress, time.time())
             self._batches.add_progress(connection, self._batch_id, progress, start)
         self._end = start
         self._is_unsure = False

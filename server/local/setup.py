@@ -12,6 +12,7 @@ from tidemill.protocol.contract import Responder, Served
 from tidemill.protocol.names import own_names
 
 from .batch_routes import BatchRoutes
+from .dashboard_routes import DashboardRoutes
 from .file_routes import MAX_FILE_BYTES, FileRoutes
 from .runner import Runner
 from .store import Store
@@ -32,14 +33,19 @@ def make_local_batches(
     names: Sequence[str],
     max_file_bytes: int | None = None,
     responder: Responder | None = None,
+    *,
+    has_keys: bool = False,
 ) -> LocalBatches:
-    """Return the API of a store; `names` are the served model names.
+    """Return the API and the dashboard of a store; `names` are the served model names.
 
     `max_file_bytes` bounds an uploaded file; a `responder` answers lines in place of the engine.
+    With `has_keys`, the dashboard has a sign-in form.
     """
     model = own_names(names)[0]
     models = dict.fromkeys((*names, *engine.info().adapters), model)
     runner = Runner(store, engine, models, responder=responder)
     most = MAX_FILE_BYTES if max_file_bytes is None else max_file_bytes
-    apis = (FileRoutes(store, most), UploadRoutes(store, most), BatchRoutes(store, runner))
+    files, batches = FileRoutes(store, most), BatchRoutes(store, runner)
+    dashboard = DashboardRoutes(store, batches, files, [*models], has_keys=has_keys)
+    apis = (files, UploadRoutes(store, most), batches, dashboard)
     return LocalBatches([route for api in apis for route in api.routes()], runner.running)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tidemill.batch.model import File
 
-from . import batches, files, rows, uploads
+from . import batches, files, history, rows, uploads
 from .batches import BatchTable
 from .database import Database
 from .files import FileTable
@@ -97,7 +97,8 @@ def open_store(root: Path) -> Iterator[Store]:
     """Lock the data folder and open or create its tables; raises FolderRefused."""
     with lock_folder(root) as folder:
         database = Database(
-            folder.database, (files.SCHEMA, batches.SCHEMA, rows.SCHEMA, uploads.SCHEMA)
+            folder.database,
+            (files.SCHEMA, batches.SCHEMA, history.SCHEMA, rows.SCHEMA, uploads.SCHEMA),
         )
         try:
             file_table, batch_table = FileTable(database, folder), BatchTable(database)

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
-from pydantic import BaseModel
 
-from tidemill.batch.progress import HistoryBucket
+from tidemill.batch.progress import HistoryObject
 
 from ...deployment import deployment
 from ..envelope.caller import aws
 from .batches import kept_batch
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
-
-
-class HistoryObject(BaseModel):
-    """Rows, tokens and audio by time; periods without a row are left out."""
-
-    object: Literal["list"] = "list"
-    data: list[HistoryBucket]
 
 
 @router.get("/v1/batches/<batch_id>/history")

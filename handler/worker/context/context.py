@@ -128,15 +128,7 @@ class WorkerContext:
     async def write_history(self) -> None:
         """Add the progress to the history of each batch; a failed write is dropped."""
         for batch, start, seconds, gained in self.history.collect(self.clock()):
-            bucket = HistoryBucket(
-                start,
-                seconds,
-                gained.completed,
-                gained.failed,
-                gained.completion_tokens,
-                gained.prompt_tokens,
-                round(gained.audio_seconds, 3),
-            )
+            bucket = HistoryBucket.of(start, seconds, gained)
             await self.aws.run(self.deployment.ledger.add_history(batch, bucket))
 
     async def write_gpu_usage(self) -> None:

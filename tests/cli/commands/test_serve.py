@@ -97,3 +97,13 @@ def test_invalid_flags_in_the_environment_are_reported(
     monkeypatch.setenv("TIDEMILL_SERVER_FLAGS", "--host 'a")
     assert main(["serve"]) == 2
     assert "TIDEMILL_SERVER_FLAGS cannot be parsed: no closing" in capsys.readouterr().err
+
+
+def test_the_addresses_for_clients_and_for_browsers_are_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Neither can open the wildcard address."""
+    serve._log_address(("m",), (), "http://0.0.0.0:8000", has_keys=False)
+    printed = capsys.readouterr().err
+    assert "base URL for OpenAI clients: http://127.0.0.1:8000/v1\n" in printed
+    assert "dashboard: http://127.0.0.1:8000/dashboard\n" in printed

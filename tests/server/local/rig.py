@@ -22,6 +22,7 @@ from tidemill.protocol.contract import (
 )
 from tidemill.server.app import make_app, make_context
 from tidemill.server.local.batch_routes import BatchRoutes
+from tidemill.server.local.dashboard_routes import DashboardRoutes
 from tidemill.server.local.file_routes import FileRoutes
 from tidemill.server.local.runner import Runner
 from tidemill.server.local.store import Store, open_store
@@ -144,19 +145,25 @@ class Local:
 
 @asynccontextmanager
 async def serving(
-    root: Path, engine: ScriptedEngine | None = None, **settings: Any
+    root: Path,
+    engine: ScriptedEngine | None = None,
+    *,
+    api_keys: tuple[str, ...] = (),
+    **settings: Any,
 ) -> AsyncIterator[Local]:
     """Serve a folder; its unfinished batches continue."""
     engine = engine or ScriptedEngine()
     max_file_bytes = settings.pop("max_file_bytes", 2**30)
     with open_store(root) as store:
         runner = Runner(store, engine, {MODEL: MODEL}, retry_seconds=0.01, **settings)
+        files, batches = FileRoutes(store, max_file_bytes), BatchRoutes(store, runner)
         routes = [
-            *FileRoutes(store, max_file_bytes).routes(),
+            *files.routes(),
             *UploadRoutes(store, max_file_bytes).routes(),
-            *BatchRoutes(store, runner).routes(),
+            *batches.routes(),
+            *DashboardRoutes(store, batches, files, [MODEL], has_keys=bool(api_keys)).routes(),
         ]
-        app = make_app(make_context(engine, (MODEL,), ServerSettings()), routes)
+        app = make_app(make_context(engine, (MODEL,), ServerSettings(api_keys=api_keys)), routes)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with (
             runner.running(),

@@ -104,3 +104,24 @@ async def test_a_refused_file_has_no_rows(tmp_path: Path) -> None:
         assert found == {"object": "list", "data": [], "complete_through": 0, "has_more": False}
         assert (await page(local, "batch_1")).status_code == 404
         assert (await page(local, batch["id"], limit=0)).status_code == 400
+
+
+async def test_history_has_the_rows_that_ran(tmp_path: Path) -> None:
+    """They are summed per minute, across a restart; expired lines never ran."""
+    async with serving(tmp_path) as local:
+        batch = await local.submit(lines_of([{}, {"status": 400}, {"wait": True}, {"wait": True}]))
+        await local.until(batch["id"], lambda batch: batch["request_counts"]["failed"] == 1)
+    engine = ScriptedEngine()
+    async with serving(tmp_path, engine, clock=lambda: batch["expires_at"] + 1.0) as local:
+        assert (await local.ended(batch["id"]))["status"] == "expired"
+        found = (await local.client.get(f"/v1/batches/{batch['id']}/history")).json()["data"]
+        sums = {name: sum(bucket[name] for bucket in found) for name in found[0]}
+        assert {name: sums[name] for name in ("completed", "failed", "tokens", "input_tokens")} == {
+            "completed": 1,
+            "failed": 1,
+            "tokens": 3,
+            "input_tokens": 11,
+        }
+        assert {bucket["seconds"] for bucket in found} == {60}
+        unknown = await local.client.get("/v1/batches/batch_1/history")
+        assert unknown.status_code == 404

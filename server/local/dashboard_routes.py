@@ -1,0 +1,170 @@
+"""Dashboard routes: the page, its files, its views over the store's batches, and downloads.
+
+A browser downloads a file by a link, which cannot contain a key: a view returns a URL with a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tidemill.batch.batch_object import BatchObject
+from tidemill.dashboard import pages
+from tidemill.dashboard.assets import assets, type_of, version
+from tidemill.dashboard.failures import Failure, read_row
+from tidemill.dashboard.headers import FOR_EVER, headers
+from tidemill.protocol.errors import RequestError
+
+from ..errors import json_response
+from .batch_routes import BatchRoutes
+from .batches import StoredBatch
+from .file_routes import FileRoutes
+from .rows import RowsGone
+from .store import Store
+
+_SITE: Final = pages.Site(is_local=True)
+_LINK_SECONDS: Final = 300
+_MAX_FAILURES: Final = 1000
+_HTML: Final = "text/html; charset=utf-8"
+
+
+class DashboardRoutes:
+    """The dashboard over a store; `models` are the names that requests may use."""
+
+    def __init__(
+        self,
+        store: Store,
+        batches: BatchRoutes,
+        files: FileRoutes,
+        models: Sequence[str],
+        *,
+        has_keys: bool,
+    ) -> None:
+        self._store = store
+        self._batches = batches
+        self._files = files
+        self._models = models
+        self._auth = "keys" if has_keys else "none"
+        self._secret = secrets.token_bytes(32)
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        view = "/dashboard/view"
+        return [
+            Route("/dashboard", self.show_page),
+            Route("/dashboard/assets/{version}/{name}", self.show_asset),
+            Route("/dashboard/files/{file_id}", self.download),
+            Route(f"{view}/session", self.show_session),
+            Route(f"{view}/batches", self.show_batches),
+            Route(f"{view}/batches/{{batch_id}}", self.show_batch),
+            Route(f"{view}/batches/{{batch_id}}/errors", self.show_errors),
+            Route(f"{view}/new", self.show_form),
+            Route(f"{view}/files/{{file_id}}/link", self.show_link),
+        ]
+
+    async def show_page(self, _: Request) -> Response:
+        """Return the page, which is the same for every caller."""
+        return await _html(lambda: pages.page(_SITE, self._auth))
+
+    async def show_asset(self, request: Request) -> Response:
+        """Return a file of the page, cacheable for ever; another version's is not found."""
+        name = request.path_params["name"]
+        if request.path_params["version"] != version() or name not in assets():
+            raise RequestError(
+                "File not found: reload the page.",
+                code="unknown_asset",
+                status_code=404,
+                type="not_found_error",
+            )
+        shown = headers(cache=FOR_EVER)
+        return Response(assets()[name], headers=shown, media_type=type_of(name))
+
+    async def show_session(self, _: Request) -> Response:
+        """Confirm the key, which was checked before; a local server has one tenant."""
+        return json_response({"tenant": "local"}, headers=headers())
+
+    async def show_batches(self, request: Request) -> Response:
+        """Return a page of the batches, newest first."""
+        after = request.query_params.get("after")
+        listed = await self._batches.page(pages.PAGE_BATCHES, after)
+        return await _html(
+            lambda: pages.batches(_SITE, listed, self._names(listed.data), after=after)
+        )
+
+    async def show_batch(self, request: Request) -> Response:
+        """Return one batch."""
+        wire = await self._batches.describe(request.path_params["batch_id"])
+        return await _html(lambda: pages.batch(_SITE, wire, self._names([wire])))
+
+    async def show_errors(self, request: Request) -> Response:
+        """Return the first failed rows of a batch."""
+        stored = await self._batches.stored(request.path_params["batch_id"])
+        return await _html(
+            lambda: pages.errors(
+                self._failures(stored),
+                num_failed=stored.progress.failed,
+                has_ended=stored.batch.is_terminal,
+            )
+        )
+
+    async def show_form(self, _: Request) -> Response:
+        """Return the form of a new batch."""
+        return await _html(lambda: pages.form(_SITE, self._models))
+
+    async def show_link(self, request: Request) -> Response:
+        """Return a URL of a file that is valid for a few minutes without the key."""
+        file_id = (await asyncio.to_thread(self._files.stored, request))[0].id
+        until = int(time.time()) + _LINK_SECONDS
+        url = f"/dashboard/files/{file_id}?until={until}&token={self._token(file_id, str(until))}"
+        return json_response({"url": url}, headers=headers())
+
+    def download(self, request: Request) -> Response:
+        """Send a file to the holder of a link."""
+        until, token = (request.query_params.get(name, "") for name in ("until", "token"))
+        expected = self._token(request.path_params["file_id"], until)
+        if not hmac.compare_digest(token.encode(), expected.encode()) or int(until) < time.time():
+            raise RequestError(
+                "The link has expired: open the batch in the dashboard and download it again.",
+                code="link_expired",
+                status_code=403,
+                type="permission_error",
+            )
+        response = self._files.content(request)
+        response.headers.update(headers())
+        return response
+
+    def _token(self, file_id: str, until: str) -> str:
+        text = f"{file_id} {until}".encode(errors="replace")
+        return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
+
+    def _names(self, wires: Sequence[BatchObject]) -> dict[str, str]:
+        """Return the names of the uploaded files by ID."""
+        found = map(self._store.files.get, pages.uploaded_inputs(wires))
+        return {file.id: file.filename for file in found if file}
+
+    def _failures(self, stored: StoredBatch) -> list[Failure]:
+        """Return the first failed rows, and the lines that were not run.
+
+        There are none once the result files are deleted.
+        """
+        try:
+            page = self._store.results.page(stored.batch, 0, _MAX_FAILURES, failures_only=True)
+        except RowsGone:
+            return []
+        return [failure for _, row in page.rows if (failure := read_row(row)) is not None]
+
+
+async def _html(render: Callable[[], str]) -> Response:
+    """Return HTML that is rendered in a thread, because a template may be long."""
+    text = await asyncio.to_thread(render)
+    # A name may contain an unpaired surrogate.
+    return Response(text.encode(errors="replace"), headers=headers(), media_type=_HTML)
