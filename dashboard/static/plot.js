@@ -5,6 +5,7 @@ import { find, notice } from "./words.js";
 
 const HEIGHT = 220;
 const STALE_SECONDS = 15;
+const MIN_STEPS = 3;
 const DAY_SECONDS = 24 * 3600;
 const TICKS = [1, 2, 5, 10, 15, 30, 60, 120, 240, 360, 720, 1440, 2880, 10080].map((minutes) => 60 * minutes);
 /** Largest share of the height that each curve takes: tokens grow with rows, and on a scale of the
@@ -62,10 +63,10 @@ export function flowOf(found) {
   return { key: "tokens", label: "tokens/s", head: "Tokens" };
 }
 
+/** Show the plot of a batch with at least three measured steps: fewer tell nothing. */
 function show(place, found, seconds) {
-  find("#plot-empty").hidden = found.length > 0;
-  find("#plot-shown").hidden = found.length === 0;
-  if (found.length === 0) return;
+  find("#pace").hidden = found.length < MIN_STEPS;
+  if (found.length < MIN_STEPS) return;
   describe(place, found, seconds);
   fillTable(found);
   paint(place, found);

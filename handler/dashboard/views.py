@@ -42,7 +42,7 @@ def session() -> Response[str]:
 def batches(after: str | None) -> Response[str]:
     """Return a page of batches older than `after`, or the newest."""
     page = list_batches(limit=_PAGE_BATCHES, after=after)
-    rows = _rows(page.data)
+    rows = describe(page.data)
     older = page.last_id if page.has_more else None
     is_live = not all(row.has_ended for row in rows)
     tenant = tenant_of(router.context)
@@ -61,7 +61,7 @@ def batches(after: str | None) -> Response[str]:
 
 def batch(batch_id: str) -> Response[str]:
     """Return one batch."""
-    (row,) = _rows([retrieve_batch(batch_id)])
+    (row,) = describe([retrieve_batch(batch_id)])
     errors = row.wire.errors.data if row.wire.errors else []
     problems = group_errors(
         Failure(str(error.line or ""), error.code, error.message) for error in errors
@@ -112,7 +112,7 @@ def _currency() -> str:
     return settings.currency if settings.gpu_hour_prices else ""
 
 
-def _rows(wires: Sequence[BatchObject]) -> list[BatchRow]:
+def describe(wires: Sequence[BatchObject]) -> list[BatchRow]:
     """Return batches with their files' names, or their IDs if the file is gone."""
     tenant, now = tenant_of(router.context), time.time()
     files = deployment().files

@@ -20,7 +20,7 @@ from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..errors import NotThere
 from ..observability import logger
-from .part_cache import PartCache, PartRows, Place
+from .part_cache import PartCache, PartRows, Place, RowKind
 
 # Limits of one reply: an API Lambda has half a minute, and a small share of a vCPU.
 MAX_HEADS: Final = 512
@@ -90,9 +90,12 @@ class RowFinder:
             seal = self.aws.run(self.deployment.bucket.read_seal(shard))
         except (BadPart, NotThere) as exc:
             raise WorkGone(f"rows of shard {shard.number} of {self.batch.id}") from exc
-        for kind, segments in ((OUTPUT, seal.output), (ERRORS, seal.errors)):
-            for key, rows in zip(_segments(kind, shard), segments, strict=True):
-                self.cache.put_part(key, PartRows.from_segment(rows))
+        truncated = frozenset(seal.truncated or ())
+        success = RowKind.SUCCESS if seal.truncated is None else RowKind.WHOLE
+        for key, rows in zip(_segments(OUTPUT, shard), seal.output, strict=True):
+            self.cache.put_part(key, PartRows.from_segment(rows, success, truncated))
+        for key, rows in zip(_segments(ERRORS, shard), seal.errors, strict=True):
+            self.cache.put_part(key, PartRows.from_segment(rows, RowKind.FAILED))
 
     def _read_heads(self, keys: Sequence[str]) -> None:
         some = keys[: self.heads_left]

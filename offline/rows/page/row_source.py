@@ -12,12 +12,12 @@ from typing import Protocol
 from pydantic_core import from_json
 
 from tidemill.batch.file.lines import LineError, RawLine, parse_line
+from tidemill.batch.file.request_text import request_text
 
 from ...console.errors import BadInput
 from ...files.line_file import LineFile
 from ...files.row_file import RowFile, RowPlace, StoredRow
 from ...files.row_index import RowIndex
-from ..request_text import request_text
 from ..view import ViewedRow, answer_text
 
 _MAX_JSON_BYTES = 2**21

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
+
+from tidemill.dashboard.visible_text import visible
 
 from ...console.errors import CliError
 from ..view import ViewedRow, cut_text
@@ -18,10 +19,6 @@ _MAX_CHARS: Final = 1_000
 _MAX_ID_CHARS: Final = 200
 _MAX_FULL_CHARS: Final = 2_000_000
 _PROGRESS_SECONDS: Final = 0.2
-# Control characters, and those that change the direction of text.
-_HIDDEN: Final = re.compile(
-    "[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +126,6 @@ class _Clock:
             return False
         self._due = now + _PROGRESS_SECONDS
         return True
-
-
-def visible(text: str) -> str:
-    r"""Return a text with control and direction characters as escapes, such as `\u202e`."""
-    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\r\n", "\n"))
 
 
 def _wire(row: ViewedRow, request: str | None, max_chars: int) -> Event:
