@@ -5,7 +5,7 @@ import { find, notice } from "./words.js";
 
 const HEIGHT = 220;
 const STALE_SECONDS = 15;
-const MIN_STEPS = 3;
+const MIN_STEPS = 3; // fewer measured steps are not worth a plot
 const DAY_SECONDS = 24 * 3600;
 const TICKS = [1, 2, 5, 10, 15, 30, 60, 120, 240, 360, 720, 1440, 2880, 10080].map((minutes) => 60 * minutes);
 /** Largest share of the height that each curve takes: tokens grow with rows, and on a scale of the
@@ -27,7 +27,9 @@ export async function drawPlot(force = false) {
   try {
     const history = await call(place.dataset.history);
     const span = find("#live").dataset;
-    if (place.isConnected) show(place, stretches(history.data, span), secondsOf(span));
+    if (!place.isConnected) return;
+    find("#pace").hidden = history.data.length < MIN_STEPS;
+    if (history.data.length >= MIN_STEPS) show(place, stretches(history.data, span), secondsOf(span));
   } catch (problem) {
     notice(problem.message, true);
   }
@@ -63,10 +65,7 @@ export function flowOf(found) {
   return { key: "tokens", label: "tokens/s", head: "Tokens" };
 }
 
-/** Show the plot of a batch with at least three measured steps: fewer tell nothing. */
 function show(place, found, seconds) {
-  find("#pace").hidden = found.length < MIN_STEPS;
-  if (found.length < MIN_STEPS) return;
   describe(place, found, seconds);
   fillTable(found);
   paint(place, found);

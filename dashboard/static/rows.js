@@ -13,7 +13,7 @@ export function placeRequests() {
 /** Open the address of a search when its form is sent; copy the code of a copy button. */
 export function wireRows() {
   document.body.addEventListener("submit", (event) => {
-    if (event.target.id !== "row-search") return;
+    if (!event.target.matches("#row-search")) return; // its `id` is the field with that name
     event.preventDefault();
     const given = [...new FormData(event.target)].filter(([, value]) => value.trim() !== "");
     location.hash = `${event.target.dataset.page}?${new URLSearchParams(given)}`;

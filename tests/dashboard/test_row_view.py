@@ -113,7 +113,6 @@ def test_the_request_is_shown_as_turns_and_as_code() -> None:
     curl = shlex.split(view.curl.replace("\\\n", ""))
     assert curl[:2] == ["curl", "$OPENAI_BASE_URL/chat/completions"]
     assert json.loads(curl[-1]) == body
-    tree = ast.parse(view.python)
     found: dict[str, Any] = {}
     exec(view.python[view.python.index("body =") : view.python.index("print(")], found)  # noqa: S102
     assert found["body"] == body
