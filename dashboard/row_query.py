@@ -83,8 +83,13 @@ class RowQuery:
         )
 
     def may_match(self, data: bytes) -> bool:
-        """Return False for the bytes of a row that has another custom ID."""
-        return not self.id or not self.id.isascii() or self.id.encode() in data or b"\\" in data
+        """Return False for most rows without the custom ID or the text, from their bytes alone."""
+        if b"\\u" in data or b"\\/" in data:
+            return True
+        if _is_plain(self.id) and self.id.encode() not in data:
+            return False
+        is_searchable = _is_plain(self.text) and data.isascii()
+        return not is_searchable or self.text.lower().encode() in data.lower()
 
     def matches(self, facts: RowFacts | None) -> bool:
         """Return whether a row meets all conditions; bytes that are not a row meet none."""
@@ -127,6 +132,11 @@ _LABELS: Final = {
     "after": "position",
     "line": "line number",
 }
+
+
+def _is_plain(text: str) -> bool:
+    """Return whether JSON contains a text as it is."""
+    return text.isascii() and text.isprintable() and not {'"', "\\"} & {*text}
 
 
 def _number(fields: Mapping[str, str], name: str) -> int | None:

@@ -57,6 +57,13 @@ class PartRows:
         kinds = bytes(RowKind.TRUNCATED if line in truncated else kind for line in lines)
         return cls(0, lines, array("q", accumulate(num_bytes for _, num_bytes in rows)), kinds)
 
+    def of_kinds(self, kinds: Collection[int]) -> Iterator[Place]:
+        """Yield the rows of some kinds."""
+        for at, kind in enumerate(self.kinds):
+            if kind in kinds:
+                start = self.ends[at - 1] if at else self.start
+                yield Place(self.lines[at], start, self.ends[at], _KINDS[kind])
+
     def __iter__(self) -> Iterator[Place]:
         start = self.start
         for line, end, kind in zip(self.lines, self.ends, self.kinds, strict=True):

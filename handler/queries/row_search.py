@@ -63,11 +63,11 @@ def search_rows(
     after = query.after if query.line is None else query.line - 1
     finder, search = RowFinder(aws, deployment, batch, cache), _Search(query, limit)
     shards = islice(shards_behind(aws, deployment, batch, after), _MAX_SHARDS)
-    through, num_shards = after, 0
+    through, num_shards, kinds = after, 0, _KINDS[query.status]
     for shard, last_line in listed_shards(finder, shards):
         num_shards += 1
         try:
-            found = finder.find(shard) if _may_match(shard, query) else {}
+            found = finder.find(shard, kinds) if _may_match(shard, query) else {}
         except NotIndexed:
             return search.stopped(through)
         for chunk in search.chunks(found, after):
@@ -106,8 +106,7 @@ class _Search:
         self, found: Mapping[int, tuple[str, Place]], after: int
     ) -> Iterator[list[tuple[str, Place]]]:
         """Yield the rows of a shard that may match, in line order, as many as are read at once."""
-        kinds, query = _KINDS[self.query.status], self.query
-        lines = (line for line in found if line > after and found[line][1].kind in kinds)
+        query, lines = self.query, (line for line in found if line > after)
         wanted = sorted(line for line in lines if query.line in {None, line})
         chunk: list[tuple[str, Place]] = []
         num_bytes = 0
@@ -129,11 +128,12 @@ class _Search:
     def add(
         self, chunk: Sequence[tuple[str, Place]], rows: Sequence[tuple[int, bytes | None]]
     ) -> None:
-        """Add those rows of a chunk that match."""
+        """Add those rows of a chunk that match; the index may have told their status."""
+        known, unknown = replace(self.query, status=""), self.query
         self.rows += [
             row
             for (_, place), row in zip(chunk, rows, strict=True)
-            if self._matches(row[1], is_known=place.kind is not RowKind.SUCCESS)
+            if _matches(unknown if place.kind is RowKind.SUCCESS else known, row[1])
         ]
 
     def page(self) -> FoundRows:
@@ -149,14 +149,13 @@ class _Search:
         """Return the last rows."""
         return FoundRows(self.rows, through)
 
-    def _matches(self, row: bytes | None, *, is_known: bool) -> bool:
-        """Return whether a row matches; its status may be known from the index."""
-        query = replace(self.query, status="") if is_known else self.query
-        if row is None:
-            return not query.reads_rows
-        if not (query.status or query.reads_rows):
-            return True
-        return query.may_match(row) and query.matches(facts_of(row))
+
+def _matches(query: RowQuery, row: bytes | None) -> bool:
+    if row is None:
+        return not query.reads_rows
+    if not (query.status or query.reads_rows):
+        return True
+    return query.may_match(row) and query.matches(facts_of(row))
 
 
 def _may_match(shard: Shard, query: RowQuery) -> bool:
