@@ -21,7 +21,7 @@ class BadQuery(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RowQuery:
-    """A search for rows after a line; an empty value is no condition.
+    """A search for rows after a line; empty values do not restrict it.
 
     `line` is the number of the only row. Lengths are in characters of the answer or the error.
     """

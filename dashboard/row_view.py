@@ -163,8 +163,8 @@ def row_view(
         )
     facts = _facts(row)
     answer = _error_parts(facts, room) if facts.status == "failed" else _answer_parts(row, room)
-    asked = None if request is None else _parsed(request)
-    body = asked.get("body") if isinstance(asked, dict) else None
+    request_fields = None if request is None else _parsed(request)
+    body = request_fields.get("body") if isinstance(request_fields, dict) else None
     shown = audio = None
     if isinstance(body, dict):
         shown, audio = _request_parts(body, room, is_full=is_full), body.get("file_url")
@@ -180,8 +180,8 @@ def row_view(
         None if shown is None else tuple(shown),
         audio=audio if is_audio and is_full else "",
         json=_indented(data or b"", row) if is_full else "",
-        curl=curl_of(asked) if is_full else "",
-        python=python_of(asked) if is_full else "",
+        curl=curl_of(request_fields) if is_full else "",
+        python=python_of(request_fields) if is_full else "",
     )
 
 

@@ -68,8 +68,11 @@ async function refresh() {
     return;
   }
   tellChanges(before);
-  if (find("#live").dataset.failed !== failed && find("#errors")) openPart(find("#errors"));
-  if (find("#live").dataset.done !== done && find("#first-rows:not(:has(.row))")) openPart(find("#first-rows"));
+  const hasFailed = find("#live").dataset.failed !== failed;
+  if (hasFailed && find("#errors")) openPart(find("#errors"));
+  // Shown rows are replaced only by failed ones.
+  const rows = find(hasFailed ? "#first-rows" : "#first-rows:not(:has(.row))");
+  if (rows && find("#live").dataset.done !== done) openPart(rows);
   settle();
 }
 

@@ -15,7 +15,7 @@ from tidemill.batch.parts import RowPlace
 
 
 class RowKind(IntEnum):
-    """Kind of a row as its index tells it; one of an older version cannot tell truncated rows."""
+    """Kind of a row in its index; `SUCCESS` may be truncated, as older indexes do not list them."""
 
     WHOLE = 0
     TRUNCATED = 1

@@ -1,6 +1,6 @@
 """Rows of a batch that match a search.
 
-The index of each shard tells failed and truncated rows apart, so that a page of them reads no other
+The index of each shard lists failed and truncated rows, so that a page of them reads no other
 row. All other conditions read rows, up to a limit: the next call continues after the last line.
 """
 
@@ -85,7 +85,7 @@ def search_rows(
 
 @dataclass(slots=True)
 class _Search:
-    """The matching rows so far: one more than the page has, which tells that another follows."""
+    """The matching rows so far, at most one more than a page: then another page follows."""
 
     query: RowQuery
     limit: int
@@ -128,7 +128,7 @@ class _Search:
     def add(
         self, chunk: Sequence[tuple[str, Place]], rows: Sequence[tuple[int, bytes | None]]
     ) -> None:
-        """Add those rows of a chunk that match; the index may have told their status."""
+        """Add those rows of a chunk that match; the index may contain their status."""
         known, unknown = replace(self.query, status=""), self.query
         self.rows += [
             row

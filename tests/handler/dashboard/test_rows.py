@@ -85,7 +85,7 @@ def test_a_search_is_answered_with_rows(cloud: Cloud) -> None:
 
 
 def test_rows_are_searched_and_opened(page: Page, cloud: Cloud, new_key: NewKey) -> None:
-    """The first rows are on the batch's page; each has its request, and a link of its own."""
+    """The first rows are on the batch's page; each has its request and a link."""
     batch = running(cloud)
     sign_in(page, new_key("default"), f"#/batches/{batch.id}")
     first = page.locator("#first-rows")
