@@ -38,6 +38,7 @@ def rows(batch_id: str, fields: Mapping[str, str]) -> Response[str]:
         "batch": row.wire,
         "batch_id": batch_id,
         "name": row.name,
+        "has_ended": row.has_ended,
         "counts": _counts(row.wire),
         "query": None,
         "rows": [],

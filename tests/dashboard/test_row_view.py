@@ -134,6 +134,13 @@ def test_long_texts_are_cut_in_a_list_only() -> None:
     assert not row_view(1, row, is_full=True).is_cut
 
 
+def test_a_row_that_is_too_large_is_named() -> None:
+    """It is in the files of the batch."""
+    view = row_view(9, None)
+    assert (view.words, view.facts) == (("not shown",), None)
+    assert "batch's files" in view.answer[0].text
+
+
 HOSTILE = [
     *(b"", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"error":"x"}'),
     b'{"custom_id":"\\ud800<b>","error":{"code":{"a":1},"message":[1]}}',
