@@ -165,12 +165,11 @@ def row_view(
     answer = _error_parts(facts, room) if facts.status == "failed" else _answer_parts(row, room)
     request_fields = None if request is None else _parsed(request)
     body = request_fields.get("body") if isinstance(request_fields, dict) else None
-    shown = audio = None
+    shown = None
     if isinstance(body, dict):
-        shown, audio = _request_parts(body, room, is_full=is_full), body.get("file_url")
+        shown = _request_parts(body, room, is_full=is_full)
     elif request is not None:
-        shown = (room.part("", request[: 4 * room.each].decode(errors="replace")),)
-    is_audio = isinstance(audio, str) and audio.startswith(_AUDIO) and len(audio) < _MAX_AUDIO_CHARS
+        shown = [room.part("", request[: 4 * room.each].decode(errors="replace"))]
     return RowView(
         line,
         facts,
@@ -178,11 +177,18 @@ def row_view(
         _words(facts),
         tuple(answer),
         None if shown is None else tuple(shown),
-        audio=audio if is_audio and is_full else "",
+        audio=_recording_in(body) if is_full else "",
         json=_indented(data or b"", row) if is_full else "",
         curl=curl_of(request_fields) if is_full else "",
         python=python_of(request_fields) if is_full else "",
     )
+
+
+def _recording_in(body: object) -> str:
+    """Return the recording of a request if it is in the request itself."""
+    url = _fields(body).get("file_url")
+    is_inline = isinstance(url, str) and url.startswith(_AUDIO) and len(url) < _MAX_AUDIO_CHARS
+    return str(url) if is_inline else ""
 
 
 def request_parts(request: bytes) -> tuple[Part, ...]:
@@ -329,7 +335,7 @@ def _request_parts(body: Mapping[str, Any], room: _Room, *, is_full: bool) -> li
         parts = [_turn(turn, room) for turn in turns]
     else:
         text = next((name for name in ("prompt", "input") if isinstance(body.get(name), str)), None)
-        shown |= {text, "file_url"}
+        shown |= {text or "", "file_url"}
         parts = [room.part("", body[text])] if text else []
     rest = {name: value for name, value in body.items() if name not in shown}
     if rest and (is_full or not parts):

@@ -192,9 +192,9 @@ def probabilities_of(answer: Mapping[str, Any]) -> Mapping[Any, float]:
     if answer.get("type") == "predicate":
         return {"yes": answer["probability"], "no": 1 - answer["probability"]}
     shares: Any = answer.get("probabilities")
-    if isinstance(shares, list):
-        return {item.get("label", item["value"]): item["probability"] for item in shares}
-    return shares
+    if isinstance(shares, dict):
+        return shares
+    return {item.get("label", item["value"]): item["probability"] for item in shares}
 
 
 def _vectors_of(body: Mapping[str, Any]) -> tuple[Sequence[float], ...]:

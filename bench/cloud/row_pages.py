@@ -156,8 +156,8 @@ def main() -> None:
                 row_view(line, row)
             figures.append(1000 * (clock() - begin))
         size = cloud.num_bytes / 1e6
-        row = f"{name:24} {len(found.rows):5} {cloud.num_calls:6} {size:7.2f}"
-        print(f"{row} {figures[0]:7.0f} {figures[1]:7.0f}")
+        done = f"{name:24} {len(found.rows):5} {cloud.num_calls:6} {size:7.2f}"
+        print(f"{done} {figures[0]:7.0f} {figures[1]:7.0f}")
     cache = PartCache()
     for name in ("requests", "requests again"):
         cloud.num_calls = cloud.num_bytes = 0

@@ -27,7 +27,8 @@ _MAX_NUMBERS = 4
 class ViewedRow:
     """A row as it is shown: `words` follow its number and ID, `reasons` are its finish reasons.
 
-    `request` is None while it is unknown, `json` in a list.
+    `request` is None while it is unknown. A row in full has its bytes as `data`, or `json` if it is
+    of a table or invalid.
     """
 
     number: int
@@ -38,6 +39,7 @@ class ViewedRow:
     reasons: tuple[str, ...] = ()
     request: str | None = None
     json: str | None = None
+    data: bytes | None = None
 
 
 class AnswerText(NamedTuple):

@@ -7,6 +7,8 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from tidemill.dashboard.render import render
+from tidemill.dashboard.row_view import row_view
 from tidemill.dashboard.visible_text import visible
 
 from ...console.errors import CliError
@@ -69,14 +71,12 @@ class RowPages:
         row = self.source.row(number)
         if row is None:
             return {"error": f"row {number:,} not found"}
-        request = row.request
-        if self.requests is not None:
-            request = self.requests.on_same_line(row)
-            if request is None:
-                for _ in self.requests.build_index():
-                    pass
-                request = self.requests.find(row)
-        return _wire(row, request, _MAX_FULL_CHARS)
+        if row.data is None:
+            return _wire(row, row.request, _MAX_FULL_CHARS)
+        request = None if self.requests is None else self.requests.request_of(row)
+        view = row_view(number, row.data, request, is_full=True)
+        missing = "" if self.requests is None else "No request has this custom ID."
+        return {"number": number, "html": render("one_row.html", row=view, missing=missing)}
 
     def _page(self, query: Query) -> Iterator[Event]:
         clock = _Clock()
@@ -136,5 +136,5 @@ def _wire(row: ViewedRow, request: str | None, max_chars: int) -> Event:
         if isinstance(value, str)
         else value
         for name, value in fields.items()
-        if name != "reasons"
+        if name not in {"reasons", "data"}
     } | {"reasons": [visible(each[:_MAX_ID_CHARS]) for each in row.reasons]}

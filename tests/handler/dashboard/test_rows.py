@@ -21,7 +21,7 @@ from tidemill.batch.parts import FinishedRow, encode_part
 
 NewKey = Callable[[str], str]
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\u202e\x07"
-BODIES = [
+BODIES: list[dict[str, Any]] = [
     {"choices": [{"message": {"content": f"answer {HOSTILE}"}, "finish_reason": "stop"}]},
     {"choices": [{"message": {"content": '{"topic": "billing"}'}, "finish_reason": "stop"}]},
     {"error": {"code": "bad", "message": f"No. {HOSTILE}"}},
