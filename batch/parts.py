@@ -84,10 +84,14 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """All rows of a shard in order, with successes and failures in separate segments."""
+    """All rows of a shard in order, with successes and failures in separate segments.
+
+    `truncated` are the lines whose answer reached its token limit.
+    """
 
     output: tuple[Segment, ...]
     errors: tuple[Segment, ...]
+    truncated: tuple[int, ...] = ()
 
 
 class _Head(BaseModel):
@@ -153,13 +157,17 @@ def decode_head(head: bytes, num_bytes: int) -> tuple[RowPlace, ...]:
 
 
 class SealIndex(BaseModel):
-    """The lines and sizes of the rows in each segment of a seal: an index of all rows."""
+    """The lines and sizes of the rows in each segment of a seal: an index of all rows.
+
+    `truncated` is None in an index of an older version.
+    """
 
     model_config = ConfigDict(strict=True)
 
     format: Literal[1] = 1
     output: list[list[tuple[_Count, _Count]]]
     errors: list[list[tuple[_Count, _Count]]]
+    truncated: list[_Count] | None = None
 
 
 def encode_seal(seal: Seal) -> bytes:
@@ -168,7 +176,7 @@ def encode_seal(seal: Seal) -> bytes:
         kind: [segment.rows for segment in segments]
         for kind, segments in (("output", seal.output), ("errors", seal.errors))
     }
-    return to_json({"format": 1, **rows})
+    return to_json({"format": 1, **rows, "truncated": seal.truncated})
 
 
 def decode_seal(data: bytes) -> SealIndex:
@@ -249,6 +257,7 @@ class PartIndex:
         return Seal(
             _cut([row for row in ordered if row[1].is_success], segment_bytes),
             _cut([row for row in ordered if not row[1].is_success], segment_bytes),
+            tuple(place.line for _, place in ordered if place.is_truncated),
         )
 
 

@@ -17,6 +17,7 @@ def headers(*, cache: str = "no-store", upload_origin: str = "") -> dict[str, st
         "script-src": "'self'",
         "style-src": "'self'",
         "img-src": "'self'",
+        "media-src": "data:",  # recordings within requests
         "connect-src": f"'self' {upload_origin}".rstrip(),
         "form-action": "'none'",
         "base-uri": "'none'",

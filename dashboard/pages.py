@@ -56,7 +56,7 @@ def batches(
 
     `names` are those of uploaded files, by ID. `drop_prefix` is the caller's folder of the bucket.
     """
-    rows = [_row(wire, names) for wire in listed.data]
+    rows = [row_of(wire, names) for wire in listed.data]
     return render(
         "batches.html",
         rows=rows,
@@ -71,7 +71,7 @@ def batches(
 
 def batch(site: Site, wire: BatchObject, names: Mapping[str, str]) -> str:
     """Return one batch."""
-    row = _row(wire, names)
+    row = row_of(wire, names)
     errors = wire.errors.data if wire.errors else []
     problems = group_errors(
         Failure(str(error.line or ""), error.code, error.message) for error in errors
@@ -115,7 +115,7 @@ def uploaded_inputs(wires: Sequence[BatchObject]) -> list[str]:
     return [wire.input_file_id for wire in wires if wire.input_file_id and not _is_drop(wire)]
 
 
-def _row(wire: BatchObject, names: Mapping[str, str]) -> BatchRow:
+def row_of(wire: BatchObject, names: Mapping[str, str]) -> BatchRow:
     """Return a batch with its file's name, or the ID if the file is gone."""
     return BatchRow(wire, names.get(wire.input_file_id) or _key_of(wire), time.time())
 

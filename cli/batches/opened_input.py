@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Final
 
 from tidemill.batch.file.lines import MAX_LINE_BYTES
+from tidemill.batch.file.request_text import request_text
 from tidemill.offline.console.terminal import print_output
 from tidemill.offline.files.input_file import InputFile
 from tidemill.offline.files.source import Source, open_source
 from tidemill.offline.files.table_options import TableOptions
-from tidemill.offline.rows.request_text import request_text
 
 NUM_SHOWN: Final = 3
 

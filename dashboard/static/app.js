@@ -2,6 +2,7 @@
 // the back button and bookmarks work.
 
 import { drawPlot } from "./plot.js";
+import { placeRequests, wireRows } from "./rows.js";
 import * as session from "./session.js";
 import { wireForm } from "./upload.js";
 import { load } from "./views.js";
@@ -19,7 +20,8 @@ let shown = null;
 function pathOfView() {
   const [path, query] = location.hash.slice(1).split("?");
   if (path === "/new") return `${VIEWS}/new`;
-  const [, batch] = /^\/batches\/([\w-]{1,64})$/.exec(path) || [];
+  const [, batch, part] = /^\/batches\/([\w-]{1,64})(\/rows)?$/.exec(path) || [];
+  if (part) return `${VIEWS}/batches/${batch}/rows?${new URLSearchParams(query)}`;
   if (batch) return `${VIEWS}/batches/${batch}`;
   const after = new URLSearchParams(query).get("after");
   return `${VIEWS}/batches${after ? `?after=${encodeURIComponent(after)}` : ""}`;
@@ -39,9 +41,16 @@ async function open() {
   settle();
 }
 
-/** Fetch a part of the view that has a separate address. */
-function openPart(place) {
-  load(place.dataset.view, `#${place.id}`).catch((problem) => notice(problem.message, true));
+/** Fetch a part of the view that has a separate address, and then the parts of that part. */
+async function openPart(place) {
+  try {
+    if (!(await load(place.dataset.view, `#${place.id}`))) return;
+  } catch (problem) {
+    notice(problem.message, true);
+    return;
+  }
+  placeRequests();
+  find(`#${place.id}`).querySelectorAll("[data-view]").forEach(openPart);
 }
 
 /** Refresh only the changing part of the view; failures are retried at increasing intervals. */
@@ -49,7 +58,7 @@ async function refresh() {
   clearTimeout(timer);
   if (!session.isSignedIn() || document.hidden || !find("#live")) return;
   const before = statuses();
-  const { failed } = find("#live").dataset;
+  const { failed, done } = find("#live").dataset;
   try {
     if (!(await load(shown, "#live", { isPart: true }))) return;
   } catch (problem) {
@@ -59,7 +68,11 @@ async function refresh() {
     return;
   }
   tellChanges(before);
-  if (find("#live").dataset.failed !== failed && find("#errors")) openPart(find("#errors"));
+  const hasFailed = find("#live").dataset.failed !== failed;
+  if (hasFailed && find("#errors")) openPart(find("#errors"));
+  // Shown rows are replaced only by failed ones.
+  const rows = find(hasFailed ? "#first-rows" : "#first-rows:not(:has(.row))");
+  if (rows && find("#live").dataset.done !== done) openPart(rows);
   settle();
 }
 
@@ -159,6 +172,7 @@ function wireClicks() {
 
 if (document.body.dataset.auth !== "iam") {
   wireClicks();
+  wireRows();
   addEventListener("hashchange", () => session.isSignedIn() && open());
   document.addEventListener("visibilitychange", () => document.hidden || refresh());
   session.begin(() => (shown === pathOfView() ? refresh() : open()));

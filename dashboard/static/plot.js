@@ -5,6 +5,7 @@ import { find, notice } from "./words.js";
 
 const HEIGHT = 220;
 const STALE_SECONDS = 15;
+const MIN_STEPS = 3; // fewer measured steps are not worth a plot
 const DAY_SECONDS = 24 * 3600;
 const TICKS = [1, 2, 5, 10, 15, 30, 60, 120, 240, 360, 720, 1440, 2880, 10080].map((minutes) => 60 * minutes);
 /** Largest share of the height that each curve takes: tokens grow with rows, and on a scale of the
@@ -26,7 +27,9 @@ export async function drawPlot(force = false) {
   try {
     const history = await call(place.dataset.history);
     const span = find("#live").dataset;
-    if (place.isConnected) show(place, stretches(history.data, span), secondsOf(span));
+    if (!place.isConnected) return;
+    find("#pace").hidden = history.data.length < MIN_STEPS;
+    if (history.data.length >= MIN_STEPS) show(place, stretches(history.data, span), secondsOf(span));
   } catch (problem) {
     notice(problem.message, true);
   }
@@ -63,9 +66,6 @@ export function flowOf(found) {
 }
 
 function show(place, found, seconds) {
-  find("#plot-empty").hidden = found.length > 0;
-  find("#plot-shown").hidden = found.length === 0;
-  if (found.length === 0) return;
   describe(place, found, seconds);
   fillTable(found);
   paint(place, found);

@@ -70,6 +70,30 @@ def show_errors(batch_id: str) -> Response[Any]:
     return errors(batch_id)
 
 
+@router.get("/dashboard/view/batches/<batch_id>/rows", compress=True, include_in_schema=False)
+def show_rows(batch_id: str) -> Response[Any]:
+    """Return the rows of a batch that match the search in the query string."""
+    from .rows import rows
+
+    return rows(batch_id, router.current_event.query_string_parameters)
+
+
+@router.get("/dashboard/view/batches/<batch_id>/first-rows", compress=True, include_in_schema=False)
+def show_first_rows(batch_id: str) -> Response[Any]:
+    """Return a few rows of a batch, failed ones first."""
+    from .rows import first_rows
+
+    return first_rows(batch_id)
+
+
+@router.get("/dashboard/view/batches/<batch_id>/requests", compress=True, include_in_schema=False)
+def show_requests(batch_id: str, lines: Annotated[str, Query()] = "") -> Response[Any]:
+    """Return the requests of a few lines of a batch."""
+    from .rows import requests
+
+    return requests(batch_id, lines)
+
+
 @router.get("/dashboard/view/new", compress=True, include_in_schema=False)
 def show_form() -> Response[Any]:
     """Return the form of a new batch."""

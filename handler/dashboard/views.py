@@ -37,7 +37,7 @@ def batches(after: str | None) -> Response[str]:
         pages.batches(
             site(),
             listed,
-            _names(listed.data),
+            names_of(listed.data),
             after=after,
             drop_prefix=drop_prefix if owns_drops else None,
         )
@@ -47,7 +47,7 @@ def batches(after: str | None) -> Response[str]:
 def batch(batch_id: str) -> Response[str]:
     """Return one batch."""
     wire = retrieve_batch(batch_id)
-    return html(pages.batch(site(), wire, _names([wire])))
+    return html(pages.batch(site(), wire, names_of([wire])))
 
 
 def errors(batch_id: str) -> Response[str]:
@@ -69,7 +69,7 @@ def link(file_id: str) -> Response[str]:
     return serve_text(body, "application/json")
 
 
-def _names(wires: Sequence[BatchObject]) -> dict[str, str]:
+def names_of(wires: Sequence[BatchObject]) -> dict[str, str]:
     """Return the names of the caller's uploaded files by ID."""
     tenant, files = tenant_of(router.context), deployment().files
     found = aws().run_all(files.get_file(file_id) for file_id in pages.uploaded_inputs(wires))

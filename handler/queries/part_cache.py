@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import accumulate
 from threading import Lock
 from typing import NamedTuple, Self
 
 from tidemill.batch.parts import RowPlace
+
+
+class RowKind(IntEnum):
+    """Kind of a row in its index; `SUCCESS` may be truncated, as older indexes do not list them."""
+
+    WHOLE = 0
+    TRUNCATED = 1
+    FAILED = 2
+    SUCCESS = 3
 
 
 class Place(NamedTuple):
@@ -19,6 +29,7 @@ class Place(NamedTuple):
     line: int
     start: int
     end: int
+    kind: RowKind = RowKind.WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +39,35 @@ class PartRows:
     start: int
     lines: array[int]
     ends: array[int]
+    kinds: bytes
 
     @classmethod
     def from_part(cls, places: Sequence[RowPlace]) -> Self:
         """Return the cache entry for a part."""
         lines = array("q", (place.line for place in places))
         ends = array("q", (place.end for place in places))
-        return cls(places[0].start if places else 0, lines, ends)
+        return cls(places[0].start if places else 0, lines, ends, bytes(map(_kind_of, places)))
 
     @classmethod
-    def from_segment(cls, rows: Sequence[tuple[int, int]]) -> Self:
+    def from_segment(
+        cls, rows: Sequence[tuple[int, int]], kind: RowKind, truncated: Collection[int] = ()
+    ) -> Self:
         """Return the cache entry for a segment, from line and bytes of each row."""
         lines = array("q", (line for line, _ in rows))
-        return cls(0, lines, array("q", accumulate(num_bytes for _, num_bytes in rows)))
+        kinds = bytes(RowKind.TRUNCATED if line in truncated else kind for line in lines)
+        return cls(0, lines, array("q", accumulate(num_bytes for _, num_bytes in rows)), kinds)
+
+    def of_kinds(self, kinds: Collection[int]) -> Iterator[Place]:
+        """Yield the rows of some kinds."""
+        for at, kind in enumerate(self.kinds):
+            if kind in kinds:
+                start = self.ends[at - 1] if at else self.start
+                yield Place(self.lines[at], start, self.ends[at], _KINDS[kind])
 
     def __iter__(self) -> Iterator[Place]:
         start = self.start
-        for line, end in zip(self.lines, self.ends, strict=True):
-            yield Place(line, start, end)
+        for line, end, kind in zip(self.lines, self.ends, self.kinds, strict=True):
+            yield Place(line, start, end, _KINDS[kind])
             start = end
 
 
@@ -77,6 +99,15 @@ class PartCache:
     def _forget(self, key: str) -> None:
         rows = self._parts.pop(key, None)
         self._num_rows -= _weight(rows) if rows is not None else 0
+
+
+_KINDS = tuple(RowKind)
+
+
+def _kind_of(place: RowPlace) -> RowKind:
+    if not place.is_success:
+        return RowKind.FAILED
+    return RowKind.TRUNCATED if place.is_truncated else RowKind.WHOLE
 
 
 def _weight(rows: PartRows) -> int:

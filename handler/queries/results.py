@@ -114,9 +114,11 @@ def read_results(
     finder, picks = RowFinder(aws, deployment, batch, cache), _Selection(limit)
     reach = _CompletePrefix(after_line)
     has_more = False
-    for shard, last_line in _listed(finder, _shards_behind(aws, deployment, batch, after_line)):
+    for shard, last_line in listed_shards(
+        finder, shards_behind(aws, deployment, batch, after_line)
+    ):
         try:
-            found = finder.find(shard) if _may_have_rows(shard) else {}
+            found = finder.find(shard) if may_have_rows(shard) else {}
         except NotIndexed:
             if not picks.places:
                 raise
@@ -134,10 +136,10 @@ def read_results(
         )
         if has_more:
             break
-    return Results(_read(aws, deployment, picks.places), reach.through, has_more)
+    return Results(read_places(aws, deployment, picks.places), reach.through, has_more)
 
 
-def _shards_behind(
+def shards_behind(
     aws: Aws, deployment: Deployment, batch: Batch, after_line: int
 ) -> Iterator[tuple[Shard, int | None]]:
     """Yield the shards that end after a line, and the last line of each.
@@ -169,25 +171,25 @@ def _find_first(aws: Aws, deployment: Deployment, batch: Batch, after_line: int)
     return low
 
 
-def _listed(
+def listed_shards(
     finder: RowFinder, shards: Iterator[tuple[Shard, int | None]]
 ) -> Iterator[tuple[Shard, int | None]]:
     """Yield the shards and their last lines, once their objects are listed."""
     num_at_once = 1  # one reply rarely needs two
     while some := list(islice(shards, num_at_once)):
-        finder.list_objects([shard for shard, _ in some if _may_have_rows(shard)])
+        finder.list_objects([shard for shard, _ in some if may_have_rows(shard)])
         yield from some
         num_at_once = _NUM_LISTED_AT_ONCE
 
 
-def _may_have_rows(shard: Shard) -> bool:
+def may_have_rows(shard: Shard) -> bool:
     """Return whether a shard may have parts, perhaps ones that the table does not know yet."""
     if shard.status is ShardStatus.DONE:
         return bool(shard.output_sizes or shard.error_sizes)
     return shard.fence > 0
 
 
-def _read(
+def read_places(
     aws: Aws, deployment: Deployment, places: Sequence[tuple[str, Place]]
 ) -> list[tuple[int, bytes | None]]:
     """Return the rows at these places; neighbouring rows are read together."""

@@ -5,7 +5,7 @@ The parts of a running shard are listed, and the header of each is read once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,10 +20,11 @@ from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..errors import NotThere
 from ..observability import logger
-from .part_cache import PartCache, PartRows, Place
+from .part_cache import PartCache, PartRows, Place, RowKind
 
 # Limits of one reply: an API Lambda has half a minute, and a small share of a vCPU.
 MAX_HEADS: Final = 512
+_ALL_KINDS: Final = frozenset(RowKind)
 
 
 class WorkGone(HandlerError):
@@ -65,10 +66,13 @@ class RowFinder:
             # The owner's rows first: an older owner's late part may contain such a line too.
             self._keys[shard.number] = sorted(keys, reverse=True)
 
-    def find(self, shard: Shard) -> dict[int, tuple[str, Place]]:
+    def find(
+        self, shard: Shard, kinds: Collection[RowKind] = _ALL_KINDS
+    ) -> dict[int, tuple[str, Place]]:
         """Return object and place of each row of a listed shard, by its line.
 
-        Raises NotIndexed, and WorkGone if sealed rows are missing.
+        Rows of other kinds are left out. Raises NotIndexed, and WorkGone if sealed rows are
+        missing.
         """
         keys = self._keys[shard.number]
         unknown = [key for key in keys if self.cache.part(key) is None]
@@ -78,9 +82,17 @@ class RowFinder:
             self._read_heads(unknown)
         found: dict[int, tuple[str, Place]] = {}
         for key in keys:
-            for place in self.cache.part(key) or ():
+            part = self.cache.part(key)
+            if part is None:
+                continue
+            if shard.status is ShardStatus.DONE and kinds != _ALL_KINDS:
+                found |= {place.line: (key, place) for place in part.of_kinds(kinds)}
+                continue
+            for place in part:
                 found.setdefault(place.line, (key, place))
-        return found
+        if kinds == _ALL_KINDS:
+            return found
+        return {line: row for line, row in found.items() if row[1].kind in kinds}
 
     def _read_seal(self, shard: Shard) -> None:
         if self.heads_left == 0:
@@ -90,9 +102,12 @@ class RowFinder:
             seal = self.aws.run(self.deployment.bucket.read_seal(shard))
         except (BadPart, NotThere) as exc:
             raise WorkGone(f"rows of shard {shard.number} of {self.batch.id}") from exc
-        for kind, segments in ((OUTPUT, seal.output), (ERRORS, seal.errors)):
-            for key, rows in zip(_segments(kind, shard), segments, strict=True):
-                self.cache.put_part(key, PartRows.from_segment(rows))
+        truncated = frozenset(seal.truncated or ())
+        success = RowKind.SUCCESS if seal.truncated is None else RowKind.WHOLE
+        for key, rows in zip(_segments(OUTPUT, shard), seal.output, strict=True):
+            self.cache.put_part(key, PartRows.from_segment(rows, success, truncated))
+        for key, rows in zip(_segments(ERRORS, shard), seal.errors, strict=True):
+            self.cache.put_part(key, PartRows.from_segment(rows, RowKind.FAILED))
 
     def _read_heads(self, keys: Sequence[str]) -> None:
         some = keys[: self.heads_left]

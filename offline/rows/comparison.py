@@ -9,11 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tidemill.batch.file.error_kinds import ErrorCounter
-
-from ..files.row_file import RowFile, RowPlace, StoredRow
-from ..files.row_index import RowIndex
-from .answers import (
+from tidemill.batch.file.answers import (
     Answer,
     NumberDifference,
     TextDifference,
@@ -21,6 +17,10 @@ from .answers import (
     difference_between,
     normalized,
 )
+from tidemill.batch.file.error_kinds import ErrorCounter
+
+from ..files.row_file import RowFile, RowPlace, StoredRow
+from ..files.row_index import RowIndex
 
 _MAX_KINDS = 100
 _MAX_CHARS = 300

@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tidemill.batch.file.answers import NumberDifference, TextDifference
+
 from ..console.tables import columns
 from ..console.terminal import amount, without_control_chars
-from .answers import NumberDifference, TextDifference
 from .comparison import Comparison, DifferingRow, Side
 
 _MAX_ID_CHARS = 80

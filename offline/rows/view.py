@@ -8,15 +8,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from tidemill.batch.file.answers import answer_of
 from tidemill.batch.file.formats import open_lines
 from tidemill.batch.file.lines import FormatError, LineError, parse_line, read_lines
+from tidemill.batch.file.request_text import request_text
 
 from ..console.terminal import coloured, without_control_chars
 from ..files.request_lines import detect_source, unreadable
 from ..files.row_file import RowFile, StoredRow
 from ..files.source import Source
-from .answers import answer_of
-from .request_text import request_text
 
 _MIN_COLUMNS_OF_TWO = 80
 _MAX_ID_CHARS = 80
@@ -27,7 +27,8 @@ _MAX_NUMBERS = 4
 class ViewedRow:
     """A row as it is shown: `words` follow its number and ID, `reasons` are its finish reasons.
 
-    `request` is None while it is unknown, `json` in a list.
+    `request` is None while it is unknown. A row in full has its bytes as `data`, or `json` if it is
+    of a table or invalid.
     """
 
     number: int
@@ -38,6 +39,7 @@ class ViewedRow:
     reasons: tuple[str, ...] = ()
     request: str | None = None
     json: str | None = None
+    data: bytes | None = None
 
 
 class AnswerText(NamedTuple):

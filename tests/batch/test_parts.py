@@ -163,6 +163,7 @@ def test_a_seals_rows_are_in_a_separate_index(
     index = decode_seal(encode_seal(seal))
     for segments, rows in ((seal.output, index.output), (seal.errors, index.errors)):
         assert [list(segment.rows) for segment in segments] == rows
+    assert index.truncated == list(seal.truncated)
     for other in (encode_seal(seal)[:-1], b"", b"{}", encode_part(parts[0] if parts else [])):
         with pytest.raises(BadPart):
             decode_seal(other)

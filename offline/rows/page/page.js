@@ -115,7 +115,12 @@ async function showFull(number) {
   find("full").showModal();
   try {
     const row = await (await fetch(`row?from=${number}`)).json();
-    place.replaceChildren(row.error ? element("p", "error", row.error) : render(row, true));
+    if (row.html) {
+      // The server escapes all texts of the row.
+      const made = document.createElement("template");
+      made.innerHTML = row.html;
+      place.replaceChildren(made.content);
+    } else place.replaceChildren(row.error ? element("p", "error", row.error) : render(row, true));
   } catch (problem) {
     place.replaceChildren(element("p", "error", `The row cannot be shown: ${problem.message}`));
   }
@@ -135,6 +140,10 @@ find("next").addEventListener("click", () => {
   search({ ...queryOfUrl(), from: String(next) });
 });
 find("previous").addEventListener("click", () => search({ ...queryOfUrl(), from: earlier.pop() ?? "1" }));
+find("full-row").addEventListener("click", (event) => {
+  const source = event.target.closest("button")?.dataset.copy;
+  if (source) navigator.clipboard.writeText(find(source).textContent);
+});
 find("stop").addEventListener("click", () => running.abort());
 addEventListener("hashchange", show);
 show();

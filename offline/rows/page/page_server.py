@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs
 
+from tidemill.dashboard.assets import assets, type_of
+
 from ...console.errors import CliError
 from .search import Event, Query, RowPages
 
@@ -27,10 +29,12 @@ _FILES: Final = {
     "page.css": ("page.css", "text/css; charset=utf-8"),
     "page.js": ("page.js", "text/javascript; charset=utf-8"),
 }
+_SHARED: Final = frozenset({"rows.css"})  # files of the dashboard
 _HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "img-src data:; media-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
     ),
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -74,6 +78,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.FORBIDDEN, "Unknown host")
         elif not secrets.compare_digest(token.encode(), self._token.encode()):
             self.send_error(HTTPStatus.FORBIDDEN, "The token in the URL is missing or incorrect")
+        elif name in _SHARED:
+            self._start(type_of(name))
+            self.wfile.write(assets()[name].encode())
         elif name in _FILES:
             file, kind = _FILES[name]
             self._start(kind)

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from threading import Lock
 from typing import Protocol
 
-from pydantic_core import from_json
-
 from tidemill.batch.file.lines import LineError, RawLine, parse_line
+from tidemill.batch.file.request_text import request_text
 
 from ...console.errors import BadInput
 from ...files.line_file import LineFile
 from ...files.row_file import RowFile, RowPlace, StoredRow
 from ...files.row_index import RowIndex
-from ..request_text import request_text
 from ..view import ViewedRow, answer_text
 
-_MAX_JSON_BYTES = 2**21
-_MAX_INDENTED_BYTES = 2**18  # nested lists would become a hundred times as long
+_MAX_SHOWN_BYTES = 2**21
+_INVALID = "not a row"
 
 
 class RowSource(Protocol):
@@ -33,7 +30,7 @@ class RowSource(Protocol):
         """Yield the rows from a number on; None for a row with another custom ID."""
 
     def row(self, number: int) -> ViewedRow | None:
-        """Return one row with its JSON."""
+        """Return one row in full."""
 
     def count(self) -> int | None:
         """Return the number of rows; None if all rows would have to be read."""
@@ -46,6 +43,16 @@ class RequestFile:
         self._lines = lines
         self._index: RowIndex | None = None
         self._lock = Lock()
+
+    def request_of(self, row: ViewedRow) -> bytes | None:
+        """Return the line of a row's request, on the row's line or any other."""
+        raw = self._line(row.number, row.custom_id)
+        if raw is None and row.custom_id is not None:
+            for _ in self.build_index():
+                pass
+            place = self._place_of(row.custom_id)
+            raw = None if place is None else self._line(place.number, row.custom_id)
+        return None if raw is None else raw.data
 
     def on_same_line(self, row: ViewedRow) -> str | None:
         """Return the request on the same line as a row, if it has the row's custom ID."""
@@ -68,21 +75,28 @@ class RequestFile:
 
     def find(self, row: ViewedRow) -> str:
         """Return the request of a row from the index; empty without one."""
-        if self._index is None or row.custom_id is None:
-            return ""
-        with self._lock:  # the first lookup builds the table
-            place = self._index.find_id(row.custom_id)
+        place = None if row.custom_id is None else self._place_of(row.custom_id)
         return "" if place is None else self._text(place.number, row.custom_id) or ""
 
+    def _place_of(self, custom_id: str) -> RowPlace | None:
+        if self._index is None:
+            return None
+        with self._lock:  # the first lookup builds the table
+            return self._index.find_id(custom_id)
+
     def _text(self, number: int, custom_id: str | None) -> str | None:
+        raw = self._line(number, custom_id)
+        return None if raw is None else request_text(parse_line(raw).body)
+
+    def _line(self, number: int, custom_id: str | None) -> RawLine | None:
+        """Return a line if it is a request with this custom ID."""
         raw = self._lines.line(number)
         if raw is None or custom_id is None:
             return None
         try:
-            line = parse_line(raw)
+            return raw if parse_line(raw).custom_id == custom_id else None
         except LineError:
             return None
-        return request_text(line.body) if line.custom_id == custom_id else None
 
 
 class RowLines:
@@ -101,15 +115,14 @@ class RowLines:
             yield row if row and custom_id in {None, row.custom_id} else None
 
     def row(self, number: int) -> ViewedRow | None:
-        """Return one row with its JSON, or with its bytes as text if it is not JSON."""
+        """Return one row in full; a line that is not a row has its beginning as text."""
         raw = self._lines.line(number)
         if raw is None:
             return None
-        text = raw.data[:_MAX_JSON_BYTES].decode(errors="replace")
-        if len(raw.data) <= _MAX_INDENTED_BYTES:
-            with suppress(ValueError):
-                text = json.dumps(from_json(raw.data), indent=2, ensure_ascii=False)
-        return replace(self._row(raw), json=text)
+        row = self._row(raw)
+        if row.words == _INVALID:
+            return replace(row, json=raw.data[:_MAX_SHOWN_BYTES].decode(errors="replace"))
+        return replace(row, data=raw.data)
 
     def count(self) -> int:
         """Return the number of lines."""
@@ -118,12 +131,12 @@ class RowLines:
     def _row(self, raw: RawLine) -> ViewedRow:
         if raw.overlong is not None:
             words = f"the row has {raw.overlong.num_bytes:,} bytes, which is too long to show"
-            return ViewedRow(raw.number, None, "not a row", words, is_failed=True)
+            return ViewedRow(raw.number, None, _INVALID, words, is_failed=True)
         try:
             row = self._rows.parse(raw.number, raw.data)
             words, text, reasons = answer_text(row)
         except (BadInput, ValueError, RecursionError) as exc:  # a number of 5,000 digits
-            return ViewedRow(raw.number, None, "not a row", str(exc), is_failed=True)
+            return ViewedRow(raw.number, None, _INVALID, str(exc), is_failed=True)
         is_failed = row.body is None
         return ViewedRow(raw.number, row.custom_id, words, text, is_failed, reasons)
 

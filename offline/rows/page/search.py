@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
+
+from tidemill.dashboard.render import render
+from tidemill.dashboard.row_view import row_view
+from tidemill.dashboard.visible_text import visible
 
 from ...console.errors import CliError
 from ..view import ViewedRow, cut_text
@@ -18,10 +21,6 @@ _MAX_CHARS: Final = 1_000
 _MAX_ID_CHARS: Final = 200
 _MAX_FULL_CHARS: Final = 2_000_000
 _PROGRESS_SECONDS: Final = 0.2
-# Control characters, and those that change the direction of text.
-_HIDDEN: Final = re.compile(
-    "[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +71,12 @@ class RowPages:
         row = self.source.row(number)
         if row is None:
             return {"error": f"row {number:,} not found"}
-        request = row.request
-        if self.requests is not None:
-            request = self.requests.on_same_line(row)
-            if request is None:
-                for _ in self.requests.build_index():
-                    pass
-                request = self.requests.find(row)
-        return _wire(row, request, _MAX_FULL_CHARS)
+        if row.data is None:
+            return _wire(row, row.request, _MAX_FULL_CHARS)
+        request = None if self.requests is None else self.requests.request_of(row)
+        view = row_view(number, row.data, request, is_full=True)
+        missing = "" if self.requests is None else "No request has this custom ID."
+        return {"number": number, "html": render("one_row.html", row=view, missing=missing)}
 
     def _page(self, query: Query) -> Iterator[Event]:
         clock = _Clock()
@@ -131,11 +128,6 @@ class _Clock:
         return True
 
 
-def visible(text: str) -> str:
-    r"""Return a text with control and direction characters as escapes, such as `\u202e`."""
-    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\r\n", "\n"))
-
-
 def _wire(row: ViewedRow, request: str | None, max_chars: int) -> Event:
     fields = asdict(row) | {"request": request}
     limits = {"custom_id": _MAX_ID_CHARS, "words": _MAX_ID_CHARS}
@@ -144,5 +136,5 @@ def _wire(row: ViewedRow, request: str | None, max_chars: int) -> Event:
         if isinstance(value, str)
         else value
         for name, value in fields.items()
-        if name != "reasons"
+        if name not in {"reasons", "data"}
     } | {"reasons": [visible(each[:_MAX_ID_CHARS]) for each in row.reasons]}

@@ -29,15 +29,17 @@ def ended(cloud: Cloud, endpoint: str, done: Progress) -> str:
         final=done,
     )
     cloud.run(cloud.deployment.table.create_batch(batch))
+    minute = NOW // 60 * 60
     gained = HistoryBucket(
-        NOW // 60 * 60,
+        minute + 120,
         60,
         done.completed,
         tokens=done.completion_tokens,
         input_tokens=done.prompt_tokens,
         audio_seconds=done.audio_seconds,
     )
-    cloud.run(cloud.deployment.ledger.add_history(batch, gained))
+    for bucket in (HistoryBucket(minute, 60, 0), HistoryBucket(minute + 60, 60, 0), gained):
+        cloud.run(cloud.deployment.ledger.add_history(batch, bucket))
     return batch.id
 
 

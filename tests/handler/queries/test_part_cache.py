@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.batch.parts import FinishedRow, decode_index, encode_part
-from tidemill.handler.queries.part_cache import PartCache, PartRows
+from tidemill.handler.queries.part_cache import PartCache, PartRows, RowKind
 
 
 def part_of(*lines: int) -> PartRows:
@@ -57,5 +57,7 @@ def test_one_part_is_always_remembered(num_lines: int) -> None:
 
 def test_rows_of_a_segment_stand_one_after_another() -> None:
     """They begin at its first byte."""
-    assert list(PartRows.from_segment([(3, 10), (7, 5)])) == [(3, 0, 10), (7, 10, 15)]
-    assert list(PartRows.from_segment([])) == []
+    whole, truncated = RowKind.WHOLE, RowKind.TRUNCATED
+    rows = [(3, 0, 10, whole), (7, 10, 15, truncated)]
+    assert list(PartRows.from_segment([(3, 10), (7, 5)], whole, {7})) == rows
+    assert list(PartRows.from_segment([], whole)) == []

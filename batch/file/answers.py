@@ -157,36 +157,44 @@ def _tokens_of(body: Mapping[str, Any]) -> int | None:
     return tokens if isinstance(tokens, int) else None
 
 
+def named_answers(answers: object) -> list[tuple[Any, Any]]:
+    """Return the answers of a decision by their names, or by their numbers."""
+    if isinstance(answers, dict):
+        return [*answers.items()]
+    found: list[tuple[Any, Any]] = []
+    for place, answer in enumerate(answers if isinstance(answers, list) else ()):
+        name = answer.get("name") if isinstance(answer, dict) else None
+        found.append((place if name is None else name, answer))
+    return found
+
+
 def _decided(answers: object) -> list[tuple[str, list[float]]]:
     """Return each answer of a decision in a line, with its probabilities; empty if malformed."""
-    if isinstance(answers, list):
-        named = [
-            (answer.get("name") if isinstance(answer, dict) else None, answer) for answer in answers
-        ]
-    else:
-        named = [*answers.items()] if isinstance(answers, dict) else []
     try:
-        return [
-            _decided_line(place if name is None else name, answer)
-            for place, (name, answer) in enumerate(named)
-        ]
+        return [_decided_line(name, answer) for name, answer in named_answers(answers)]
     except (AttributeError, KeyError, TypeError, ValueError):
         return []
 
 
 def _decided_line(name: object, answer: Mapping[str, Any]) -> tuple[str, list[float]]:
     kind = answer.get("type")
-    shares: Any = answer.get("probabilities")
     if kind is None:  # of a table, which may not have probabilities
         return f"{name}: {_as_text(answer['choice'])}", []
     if kind == "refusal":
         return f"{name}: refusal", []
-    if kind == "predicate":
-        shares = {"yes": answer["probability"], "no": 1 - answer["probability"]}
-    elif isinstance(shares, list):
-        shares = {item.get("label", item["value"]): item["probability"] for item in shares}
+    shares = probabilities_of(answer)
     winner = max(shares, key=shares.__getitem__)
     return f"{name}: {_as_text(winner)} ({shares[winner]:.3f})", [*map(float, shares.values())]
+
+
+def probabilities_of(answer: Mapping[str, Any]) -> Mapping[Any, float]:
+    """Return the probability of each value of a decision; raises for a malformed answer."""
+    if answer.get("type") == "predicate":
+        return {"yes": answer["probability"], "no": 1 - answer["probability"]}
+    shares: Any = answer.get("probabilities")
+    if isinstance(shares, dict):
+        return shares
+    return {item.get("label", item["value"]): item["probability"] for item in shares}
 
 
 def _vectors_of(body: Mapping[str, Any]) -> tuple[Sequence[float], ...]:

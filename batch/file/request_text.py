@@ -45,7 +45,7 @@ def _question_lines(question: object) -> list[str]:
         return [_json(question)]
     instructions = question.get("instructions")
     is_text = isinstance(instructions, str)
-    lines = [str(instructions) if is_text else " ".join(_part_texts(instructions))]
+    lines = [str(instructions) if is_text else " ".join(part_texts(instructions))]
     for field, key in (("choices", "value"), ("levels", "label")):
         for place, option in enumerate(_items(question.get(field))):
             value = option.get(key) if isinstance(option, dict) else option
@@ -65,16 +65,17 @@ def _message_text(message: object) -> str:
     if not isinstance(message, dict):
         return _json(message)
     content = message.get("content")
-    parts = [content] if isinstance(content, str) else [*_part_texts(content)]
+    parts = [content] if isinstance(content, str) else [*part_texts(content)]
     parts += map(_json, _items(message.get("tool_calls")))
     return f"{message.get('role')}: {' '.join(parts)}"
 
 
-def _part_texts(content: object) -> Iterator[str]:
+def part_texts(content: object) -> Iterator[str]:
+    """Yield the texts of a message's parts; a name in brackets for an image or a recording."""
     for part in _items(content):
         if isinstance(part, dict) and isinstance(part.get("text"), str):
             yield part["text"]
-        else:  # an image or a recording
+        else:
             yield f"[{part.get('type') if isinstance(part, dict) else 'part'}]"
 
 

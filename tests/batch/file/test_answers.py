@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.offline.rows.answers import (
+from tidemill.batch.file.answers import (
     NumberDifference,
     TextDifference,
     answer_of,

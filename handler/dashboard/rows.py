@@ -1,0 +1,140 @@
+"""Rows of a batch for the page, next to their requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from aws_lambda_powertools.event_handler import Response
+
+from tidemill.batch.batch_object import BatchObject
+from tidemill.batch.model import Batch
+from tidemill.batch.results_object import rows_deleted_message
+from tidemill.dashboard.pages import row_of
+from tidemill.dashboard.render import render
+from tidemill.dashboard.row_query import BadQuery, RowQuery, StatusFilter
+from tidemill.dashboard.row_view import Part, request_parts, row_view
+
+from ..api.envelope.caller import aws
+from ..api.routers.batches import kept_batch, retrieve_batch, router
+from ..api.routers.results import part_cache
+from ..deployment import deployment
+from ..errors import NotThere, ObjectChanged
+from ..queries.row_finder import WorkGone
+from ..queries.row_requests import read_requests
+from ..queries.row_search import FoundRows, search_rows
+from .page import html
+from .views import names_of
+
+_PAGE_ROWS: Final = 25
+_FIRST_ROWS: Final = 3
+_NO_INPUT: Final = "The input file is no longer available."
+_TOO_LONG: Final = "The request is too long to be read here."
+
+
+def rows(batch_id: str, fields: Mapping[str, str]) -> Response[str]:
+    """Return the rows that match a search, or one row in full."""
+    batch = kept_batch(router.context, batch_id)
+    wire = retrieve_batch(batch_id)
+    row = row_of(wire, names_of([wire]))
+    values = {
+        "batch": row.wire,
+        "batch_id": batch_id,
+        "name": row.name,
+        "has_ended": row.has_ended,
+        "counts": _counts(row.wire),
+        "query": None,
+        "rows": [],
+        "next_after": None,
+        "problem": "",
+    }
+    try:
+        query = RowQuery.of(fields, _default_status(row.wire))
+    except BadQuery as exc:
+        return html(render("rows.html", **values | {"problem": str(exc)}))
+    values["query"] = query
+    try:
+        found = _search(batch, query, _PAGE_ROWS if query.line is None else 1)
+    except WorkGone:
+        return html(render("rows.html", **values | {"problem": rows_deleted_message(batch)}))
+    requests: Mapping[int, bytes] = {}
+    missing = ""
+    if query.line is not None:
+        requests, missing = _requests(batch, [query.line])
+    values["rows"] = [
+        row_view(line, data, requests.get(line), is_full=query.line is not None)
+        for line, data in found.rows
+    ]
+    text = render(
+        "rows.html",
+        **values | {"next_after": found.next_after},
+        missing=missing,
+        searched=_searched(query, found, batch),
+        is_page=len(found.rows) == _PAGE_ROWS,
+    )
+    return html(text)
+
+
+def first_rows(batch_id: str) -> Response[str]:
+    """Return a few rows for the page of the batch; none if they cannot be listed any more."""
+    batch = kept_batch(router.context, batch_id)
+    status = _default_status(retrieve_batch(batch_id))
+    try:
+        found = _search(batch, RowQuery(status=status), _FIRST_ROWS).rows
+    except WorkGone:
+        found = []
+    title = {"failed": "Failed rows", "truncated": "Truncated rows"}.get(status, "First rows")
+    views = [row_view(line, data) for line, data in found]
+    return html(render("first_rows.html", rows=views, batch_id=batch_id, title=title))
+
+
+def requests(batch_id: str, lines: str) -> Response[str]:
+    """Return the requests of lines, which the page puts next to their rows."""
+    batch = kept_batch(router.context, batch_id)
+    named = [text for text in lines.split(",") if text.isascii() and text.isdecimal()]
+    wanted = [int(text) for text in named[:_PAGE_ROWS] if len(text) < 17]
+    found, missing = _requests(batch, wanted)
+    shown: dict[int, Sequence[Part] | None] = {
+        line: request_parts(found[line]) if line in found else None for line in wanted
+    }
+    return html(render("row_requests.html", requests=shown, missing=missing, batch_id=batch_id))
+
+
+def _search(batch: Batch, query: RowQuery, limit: int) -> FoundRows:
+    return search_rows(aws(), deployment(), batch, part_cache(), query, limit=limit)
+
+
+def _requests(batch: Batch, lines: Sequence[int]) -> tuple[Mapping[int, bytes], str]:
+    """Return the requests of lines, and why others are missing."""
+    try:
+        return read_requests(aws(), deployment(), batch, part_cache(), lines), _TOO_LONG
+    except (NotThere, ObjectChanged):
+        return {}, _NO_INPUT
+
+
+def _default_status(wire: BatchObject) -> StatusFilter:
+    """Return the status whose rows are shown first: the failed ones, or the truncated ones."""
+    if wire.request_counts.failed:
+        return "failed"
+    return "truncated" if wire.tidemill.truncated_rows else ""
+
+
+def _counts(wire: BatchObject) -> dict[str, int]:
+    completed, failed = wire.request_counts.completed, wire.request_counts.failed
+    truncated = wire.tidemill.truncated_rows
+    return {
+        "all": completed + failed,
+        "failed": failed,
+        "truncated": truncated,
+        "ok": completed - truncated,
+    }
+
+
+def _searched(query: RowQuery, found: FoundRows, batch: Batch) -> str:
+    """Return how far a search that reads rows has come."""
+    if not query.reads_rows:
+        return ""
+    first = query.after + 1
+    if found.next_after is None:
+        return f"Searched from line {first:,} to the end." if query.after else "Searched all rows."
+    return f"Searched lines {first:,} to {found.through:,} of about {batch.num_rows:,}."

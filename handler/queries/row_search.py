@@ -1,0 +1,167 @@
+"""Rows of a batch that match a search.
+
+The index of each shard lists failed and truncated rows, so that a page of them reads no other
+row. All other conditions read rows, up to a limit: the next call continues after the last line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Final, NamedTuple
+
+from tidemill.batch.model import Batch, Shard, ShardStatus
+from tidemill.dashboard.row_query import RowQuery
+from tidemill.dashboard.row_view import facts_of
+
+from ..aws.sync import Aws
+from ..deployment import Deployment
+from .part_cache import PartCache, Place, RowKind
+from .results import MAX_BYTES, MAX_RANGES, listed_shards, may_have_rows, read_places, shards_behind
+from .row_finder import NotIndexed, RowFinder
+
+SEARCHED_BYTES: Final = 16 * 2**20
+"""Rows that one call reads at most: about half a second of an API Lambda."""
+
+_MAX_SHARDS: Final = 2048
+_CHUNK_BYTES: Final = 2 * 2**20
+_SOME_SUCCESSES: Final = frozenset((RowKind.WHOLE, RowKind.SUCCESS))
+_KINDS: Final = {
+    "": frozenset(RowKind),
+    "ok": _SOME_SUCCESSES,
+    "truncated": frozenset((RowKind.TRUNCATED, RowKind.SUCCESS)),
+    "failed": frozenset((RowKind.FAILED,)),
+}
+
+
+class FoundRows(NamedTuple):
+    """Matching rows with their lines; None replaces a row that is too large to read.
+
+    `through` is the last searched line, and `next_after` the line after which another call
+    continues; None at the end of the batch.
+    """
+
+    rows: list[tuple[int, bytes | None]]
+    through: int
+    next_after: int | None = None
+
+
+def search_rows(
+    aws: Aws,
+    deployment: Deployment,
+    batch: Batch,
+    cache: PartCache,
+    query: RowQuery,
+    *,
+    limit: int,
+) -> FoundRows:
+    """Return the rows that match a query, in line order, at most `limit`.
+
+    Raises WorkGone if the rows have been deleted.
+    """
+    after = query.after if query.line is None else query.line - 1
+    finder, search = RowFinder(aws, deployment, batch, cache), _Search(query, limit)
+    shards = islice(shards_behind(aws, deployment, batch, after), _MAX_SHARDS)
+    through, num_shards, kinds = after, 0, _KINDS[query.status]
+    for shard, last_line in listed_shards(finder, shards):
+        num_shards += 1
+        try:
+            found = finder.find(shard, kinds) if _may_match(shard, query) else {}
+        except NotIndexed:
+            return search.stopped(through)
+        for chunk in search.chunks(found, after):
+            search.add(chunk, read_places(aws, deployment, chunk))
+            through = chunk[-1][1].line
+            if search.is_full:
+                return search.page()
+            if search.has_read_enough:
+                return search.stopped(through)
+        if query.line is not None:
+            break
+        through = last_line or max(through, shard.first_line + shard.num_rows - 1)
+    return search.stopped(through) if num_shards == _MAX_SHARDS else search.ended(through)
+
+
+@dataclass(slots=True)
+class _Search:
+    """The matching rows so far, at most one more than a page: then another page follows."""
+
+    query: RowQuery
+    limit: int
+    rows: list[tuple[int, bytes | None]] = field(default_factory=list)
+    _num_bytes: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Say whether a page and the row after it were found."""
+        return len(self.rows) > self.limit
+
+    @property
+    def has_read_enough(self) -> bool:
+        """Say whether a call may read no more."""
+        return self._num_bytes >= SEARCHED_BYTES
+
+    def chunks(
+        self, found: Mapping[int, tuple[str, Place]], after: int
+    ) -> Iterator[list[tuple[str, Place]]]:
+        """Yield the rows of a shard that may match, in line order, as many as are read at once."""
+        query, lines = self.query, (line for line in found if line > after)
+        wanted = sorted(line for line in lines if query.line in {None, line})
+        chunk: list[tuple[str, Place]] = []
+        num_bytes = 0
+        for line in wanted:
+            key, place = found[line]
+            chunk.append((key, place))
+            size = place.end - place.start
+            num_bytes += size if size <= MAX_BYTES else 0
+            # Without other conditions each of them matches.
+            is_page = not query.reads_rows and len(chunk) + len(self.rows) > self.limit
+            if is_page or num_bytes >= _CHUNK_BYTES or len(chunk) == 16 * MAX_RANGES:
+                self._num_bytes += num_bytes
+                yield chunk
+                chunk, num_bytes = [], 0
+        if chunk:
+            self._num_bytes += num_bytes
+            yield chunk
+
+    def add(
+        self, chunk: Sequence[tuple[str, Place]], rows: Sequence[tuple[int, bytes | None]]
+    ) -> None:
+        """Add those rows of a chunk that match; the index may contain their status."""
+        known, unknown = replace(self.query, status=""), self.query
+        self.rows += [
+            row
+            for (_, place), row in zip(chunk, rows, strict=True)
+            if _matches(unknown if place.kind is RowKind.SUCCESS else known, row[1])
+        ]
+
+    def page(self) -> FoundRows:
+        """Return a full page, after which more rows follow."""
+        rows = self.rows[: self.limit]
+        return FoundRows(rows, rows[-1][0], rows[-1][0])
+
+    def stopped(self, through: int) -> FoundRows:
+        """Return the rows up to a line after which the next call continues."""
+        return FoundRows(self.rows, through, through)
+
+    def ended(self, through: int) -> FoundRows:
+        """Return the last rows."""
+        return FoundRows(self.rows, through)
+
+
+def _matches(query: RowQuery, row: bytes | None) -> bool:
+    if row is None:
+        return not query.reads_rows
+    if not (query.status or query.reads_rows):
+        return True
+    return query.may_match(row) and query.matches(facts_of(row))
+
+
+def _may_match(shard: Shard, query: RowQuery) -> bool:
+    """Return whether a shard may have rows of the status; a running one may have any."""
+    if shard.status is not ShardStatus.DONE or not query.status:
+        return may_have_rows(shard)
+    if query.status == "failed":
+        return bool(shard.error_sizes)
+    return bool(shard.output_sizes) and (query.status == "ok" or shard.progress.truncated > 0)

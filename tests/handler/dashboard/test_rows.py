@@ -1,0 +1,119 @@
+"""Rows of a batch: the views without a browser, and the pages in one."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from playwright.sync_api import Page, expect
+
+from tests.emulators import MODEL
+from tests.handler.api.rig import answer_to, request_of
+from tests.handler.dashboard.steps import obstacles, sign_in
+from tests.handler.intake.rig import Cloud, line_of
+from tidemill.batch.file.lines import RawLine, parse_line
+from tidemill.batch.file.rows import print_reply
+from tidemill.batch.model import Batch
+from tidemill.batch.parts import FinishedRow, encode_part
+
+NewKey = Callable[[str], str]
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\u202e\x07"
+BODIES: list[dict[str, Any]] = [
+    {"choices": [{"message": {"content": f"answer {HOSTILE}"}, "finish_reason": "stop"}]},
+    {"choices": [{"message": {"content": '{"topic": "billing"}'}, "finish_reason": "stop"}]},
+    {"error": {"code": "bad", "message": f"No. {HOSTILE}"}},
+    {"choices": [{"message": {"content": "x" * 3000}, "finish_reason": "length"}]},
+]
+
+
+def running(cloud: Cloud, bodies: Sequence[dict[str, Any]] = BODIES) -> Batch:
+    """Return a batch with durable rows and one line that has none yet."""
+    prompts = [f"prompt {number}: {HOSTILE}" for number in range(1, len(bodies) + 2)]
+    lines = [
+        line_of(f"row-{n}", body={"model": MODEL, "messages": [{"role": "user", "content": text}]})
+        for n, text in enumerate(prompts, 1)
+    ]
+    batch = cloud.ingest(cloud.create(b"\n".join(lines) + b"\n"))
+    rows = [
+        FinishedRow(
+            number,
+            print_reply(parse_line(RawLine(number, lines[number - 1])), status, body),
+            is_success=status == 200,
+        )
+        for number, body in enumerate(bodies, 1)
+        for status in [400 if "error" in body else 200]
+    ]
+    shard = cloud.claim(batch.id)
+    cloud.run(cloud.deployment.bucket.put_part(shard, 0, encode_part(rows)))
+    return batch
+
+
+def shown(batch_id: str, view: str, query: str = "") -> str:
+    """Return the HTML of a view."""
+    answer = answer_to(request_of(f"/dashboard/view/batches/{batch_id}/{view}", query=query))
+    assert answer["statusCode"] == 200, answer["body"]
+    body: str = answer["body"]
+    if answer["isBase64Encoded"]:
+        return gzip.decompress(base64.b64decode(body)).decode()
+    return body
+
+
+def test_a_search_is_answered_with_rows(cloud: Cloud) -> None:
+    """Rows, requests and one row in full are escaped; a bad search has a message."""
+    batch = running(cloud)
+    lines = re.compile(r'id="row-(\d+)"')
+    every = shown(batch.id, "rows", "status=all")
+    assert lines.findall(every) == ["1", "2", "3", "4"]
+    assert lines.findall(shown(batch.id, "rows", "status=truncated")) == ["4"]
+    assert lines.findall(shown(batch.id, "rows", "text=billing")) == ["2"]
+    assert "Searched all rows." in shown(batch.id, "rows", "text=billing")
+    assert "No row matches." in shown(batch.id, "rows", "text=nothing")
+    assert "must be a whole number" in shown(batch.id, "rows", "min_chars=x")
+    assert "This line has no row yet." in shown(batch.id, "rows", "line=5")
+    one = shown(batch.id, "rows", "line=4")
+    assert "x" * 3000 in one
+    assert "prompt 4" in one
+    requests = shown(batch.id, "requests", "lines=1,2,x,99")
+    assert re.findall(r'data-line="(\d+)"', requests) == ["1", "2", "99"]
+    for page in (every, one, requests):
+        assert "<script" not in page
+        assert "<img" not in page
+        assert "\u202e" not in page
+
+
+def test_rows_are_searched_and_opened(page: Page, cloud: Cloud, new_key: NewKey) -> None:
+    """The first rows are on the batch's page; each has its request and a link."""
+    batch = running(cloud)
+    sign_in(page, new_key("default"), f"#/batches/{batch.id}")
+    first = page.locator("#first-rows")
+    expect(first.locator("#request-1")).to_contain_text("prompt 1")
+    expect(page.locator("#pace")).to_be_hidden()
+    page.get_by_role("link", name="Rows", exact=True).click()
+    expect(page.get_by_role("heading", name="Rows", level=1)).to_be_focused()
+    expect(page.locator("article")).to_have_count(4)
+    expect(page.locator("#request-3")).to_contain_text("prompt 3")
+    page.get_by_label("Text").fill("ANSWER")
+    page.keyboard.press("Enter")
+    expect(page.locator("article")).to_have_count(1)
+    expect(page.get_by_label("Text")).to_have_value("ANSWER")
+    for width, scheme in ((1280, "light"), (375, "dark")):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        assert obstacles(page) == []
+        assert page.evaluate("document.body.scrollWidth <= innerWidth")
+    page.goto(f"/dashboard#/batches/{batch.id}/rows?line=4")
+    expect(page.get_by_role("heading", name="Line 4", level=1)).to_be_visible()
+    expect(page.locator(".answer")).to_contain_text("x" * 3000)
+    page.get_by_text("Request as curl").click()
+    assert obstacles(page) == []
+    assert page.evaluate("document.body.scrollWidth <= innerWidth")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator("#do-row-curl").click()
+    expect(page.get_by_role("status")).to_have_text("Copied.")
+    assert "prompt 4" in page.evaluate("navigator.clipboard.readText()")
+    page.get_by_role("link", name="Line before").click()
+    expect(page.locator(".answer .text")).to_contain_text("No.")
+    assert page.locator("#content script, #content img").count() == 0
