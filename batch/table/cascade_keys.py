@@ -34,7 +34,9 @@ def cascade_of(
         raise RecipeError(
             "`escalate` needs `escalate_below`, a number above 0 and at most 1, such as 0.8"
         )
-    odd = next((name for name in ("calibrate", "prior", "gold", "calibration") if name in keys), None)
+    odd = next(
+        (name for name in ("calibrate", "prior", "gold", "calibration") if name in keys), None
+    )
     check_cascade(questions, odd)
     return {"escalate": model, "escalate_below": float(below), "has_models": True}
 

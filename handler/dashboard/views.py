@@ -10,19 +10,24 @@ from pydantic_core import to_json
 
 from tidemill.batch.batch_object import BatchObject
 from tidemill.batch.object_keys import DROP_TENANT, INPUT_PREFIX
+from tidemill.batch.states import Status
 from tidemill.dashboard.batch_row import BatchRow
 from tidemill.dashboard.failures import Failure, group_errors
+from tidemill.dashboard.names import batch_name, is_dropped
+from tidemill.dashboard.tabs import TABS
 from tidemill.protocol.routes import ENDPOINTS
 
 from ..api.envelope.caller import aws, tenant_of
-from ..api.routers.batches import kept_batch, list_batches, retrieve_batch, router
+from ..api.routers.batches import describe_batches, kept_batch, own_batch, retrieve_batch, router
 from ..api.routers.files import file_content
 from ..deployment import deployment
+from ..queries.batch_search import search_batches
 from ..queries.batch_view import progress_of
-from .first_errors import first_errors
+from .first_errors import first_errors, first_message
 from .page import html, serve_text
 
 _PAGE_BATCHES = 20
+_MAX_NAME_CHARS = 200
 _WINDOWS = (
     ("1h", "an hour"),
     ("6h", "six hours"),
@@ -39,20 +44,27 @@ def session() -> Response[str]:
     return serve_text(body, "application/json")
 
 
-def batches(after: str | None) -> Response[str]:
-    """Return a page of batches older than `after`, or the newest."""
-    page = list_batches(limit=_PAGE_BATCHES, after=after)
-    rows = _rows(page.data)
-    older = page.last_id if page.has_more else None
+def batches(after: str | None, tab: str = "", name: str = "") -> Response[str]:
+    """Return batches older than `after`, or the newest, of a tab and with a name."""
+    tenant, name = tenant_of(router.context), name.strip()[:_MAX_NAME_CHARS]
+    tab = tab if tab in TABS else ""
+    last = own_batch(router.context, after, param="after") if after is not None else None
+    searching = search_batches(
+        deployment(), tenant, limit=_PAGE_BATCHES, after=last, tab=tab, name=name
+    )
+    found = aws().run(searching)
+    rows = _rows(describe_batches(found.batches))
     is_live = not all(row.has_ended for row in rows)
-    tenant = tenant_of(router.context)
     drop_prefix = INPUT_PREFIX if tenant == DROP_TENANT else f"{INPUT_PREFIX}{tenant}/"
     owns_drops = deployment().settings.tenant_of_drop(drop_prefix) == tenant
     return html(
         "batches.html",
         rows=rows,
         after=after,
-        older=older,
+        found=found,
+        tabs=TABS,
+        tab=tab,
+        name=name,
         is_live=is_live,
         drop_prefix=drop_prefix if owns_drops else None,
         currency=_currency(),
@@ -113,21 +125,22 @@ def _currency() -> str:
 
 
 def _rows(wires: Sequence[BatchObject]) -> list[BatchRow]:
-    """Return batches with their files' names, or their IDs if the file is gone."""
+    """Return batches with the names of their files and the first error of a completed one."""
     tenant, now = tenant_of(router.context), time.time()
-    files = deployment().files
-    uploaded = [wire.input_file_id for wire in wires if wire.input_file_id and not _is_drop(wire)]
-    found = aws().run_all(files.get_file(file_id) for file_id in uploaded)
-    names = {file.id: file.filename for file in found if file and file.tenant == tenant}
-    return [BatchRow(wire, names.get(wire.input_file_id) or _key_of(wire), now) for wire in wires]
-
-
-def _is_drop(wire: BatchObject) -> bool:
-    return wire.input_file_id.startswith("s3://")
-
-
-def _key_of(wire: BatchObject) -> str:
-    """Return a drop's key without the common prefix, or any other file's ID."""
-    if not _is_drop(wire):
-        return wire.input_file_id or "erased"
-    return wire.input_file_id.split("/", 3)[-1].removeprefix(INPUT_PREFIX)
+    inputs = {wire.input_file_id for wire in wires if not is_dropped(wire.input_file_id)}
+    failed = {wire.error_file_id or "" for wire in wires if wire.status is Status.COMPLETED}
+    found = aws().run(deployment().files.get_files(sorted((inputs | failed) - {""})))
+    files = {file.id: file for file in found if file.tenant == tenant}
+    names = {file.id: file.filename for file in files.values()}
+    error_files = [files[file_id] for file_id in failed if file_id in files]
+    messages = aws().run_all(first_message(deployment(), file) for file in error_files)
+    reasons = {file.id: words for file, words in zip(error_files, messages, strict=True)}
+    return [
+        BatchRow(
+            wire,
+            batch_name(wire.input_file_id, names.get(wire.input_file_id)),
+            now,
+            reasons.get(wire.error_file_id or "", ""),
+        )
+        for wire in wires
+    ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tidemill.batch.file.expected_tokens import NO_TOKENS
@@ -70,8 +70,16 @@ class Rows:
         if size > self._end:
             os.truncate(self._path, self._end)
 
-    def append(self, rows: Sequence[FinishedRow], gained: Progress | None = None) -> None:
+    def append(
+        self,
+        rows: Sequence[FinishedRow],
+        gained: Progress | None = None,
+        *,
+        times: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
         """Make rows durable; `gained` overrides their progress.
+
+        `times` are those at which the run's first row began and its last one ended.
 
         After an exception, call it again with the same rows: it skips those that were committed
         after all.
@@ -92,6 +100,7 @@ class Rows:
         with self._database.writing() as connection:
             connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", places)
             progress = progress_of(rows) if gained is None else gained
+            progress = replace(progress, first_row_at=times[0], last_row_at=times[1])
             self._batches.add_progress(connection, self._batch_id, progress, start)
         self._end = start
         self._is_unsure = False
