@@ -1,23 +1,27 @@
-"""The list of batches and the use of a month, as the Lambda answers with them."""
+"""The list of batches and the use of a month: as the Lambda answers with them, and in a browser."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from playwright.sync_api import Page, expect
 
 from tests.emulators import MODEL
 from tests.handler.api.rig import answer_to, refusal_in, request_of
 from tests.handler.aws.given import make_batch
+from tests.handler.dashboard.steps import obstacles, sign_in
 from tests.handler.intake.rig import Cloud, lines_of
 from tidemill.batch.model import Batch, BatchError, File, Progress
-from tidemill.batch.month import month_of, shifted
+from tidemill.batch.month import ModelUse, month_of, shifted
 from tidemill.batch.states import Status
+from tidemill.handler.aws.calls import Operation
 from tidemill.handler.lifecycle.announce import announce
 from tidemill.handler.queries import batch_search
 
@@ -53,7 +57,7 @@ def error_file(cloud: Cloud, message: str) -> str:
 
 
 def test_the_list_has_tabs_and_a_search(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One request reads a bounded number of batches, says so, and the next one continues."""
+    """One request reads a bounded number of batches and the next one continues."""
     cloud.create(lines_of(1), "input/running.jsonl")
     recorded(cloud, "good.csv", status=Status.COMPLETED, final=Progress(3))
     recorded(cloud, "mixed.jsonl", status=Status.COMPLETED, final=Progress(3, 1))
@@ -127,7 +131,7 @@ def test_a_month_is_the_sum_of_the_batches_that_ended_in_it(cloud: Cloud) -> Non
     assert refusal_in(reply_to("month", month="2026-13"))[0] == 400
 
 
-def test_a_month_contains_the_active_batches_and_asks_for_a_price(
+def test_a_month_contains_the_active_batches_and_needs_a_price(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their finished rows count so far; without a price the view says how to set one."""
@@ -142,3 +146,43 @@ def test_a_month_contains_the_active_batches_and_asks_for_a_price(
     assert "<dd>5</dd>" in body
     assert "0.01" in body
     assert f"No cost for <bdi>{MODEL}</bdi>: set <code>gpu_hour_price</code>" in body
+
+
+def test_a_month_and_a_search_work_at_both_widths(
+    page: Page, cloud: Cloud, new_key: Callable[[str], str]
+) -> None:
+    """The month turns in place, and the address contains the search."""
+    now = time.time()
+    month = month_of(now)
+    batch = ended(cloud, now)
+    failed = BatchError("x", "The model `a/b` is unknown.")
+    recorded(cloud, "f.jsonl", status=Status.FAILED, errors=(failed,))
+    use = ModelUse("second/model", 1, 7, 1, gpu_seconds=9.0)
+    writes = cloud.deployment.ledger.counts_of_end(batch, Progress(), [use], month)
+    cloud.aws.run(_written(cloud, writes))
+    for width in (1280, 375):
+        page.set_viewport_size({"width": width, "height": 800})
+        sign_in(page, new_key("default"))
+        page.get_by_text("By model").click()
+        expect(page.get_by_role("rowheader", name="second/model")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        assert obstacles(page) == []
+        page.get_by_role("button", name="Previous month").click()
+        expect(page.get_by_text("No rows in")).to_be_visible()
+        page.get_by_role("button", name="Next month").click()
+        expect(page.get_by_role("heading", name="This month")).to_be_focused()
+        page.get_by_role("link", name="Failed", exact=True).click()
+        expect(page.get_by_text("Searched 2 batches.")).to_be_visible()
+        expect(page.get_by_role("link", name="f.jsonl")).to_be_visible()
+        page.get_by_role("searchbox").fill("x.j")
+        page.get_by_role("button", name="Search").click()
+        expect(page.get_by_text("None of the 2 batches matches.")).to_be_visible()
+        assert page.url.endswith("#/?status=failed&name=x.j")
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        assert obstacles(page) == []
+        page.evaluate("sessionStorage.clear()")
+
+
+def _written(cloud: Cloud, writes: list[dict[str, Any]]) -> Operation[None]:
+    """Do all the writes."""
+    yield cloud.deployment.table.transact(*writes)
