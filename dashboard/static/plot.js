@@ -46,7 +46,7 @@ export function stretches(buckets, { from, until }) {
     const isFirst = !last && bucket.start - begin < bucket.seconds;
     const start = isFirst ? begin : Math.max(bucket.start, begin);
     const stop = Math.min(bucket.start + bucket.seconds, end);
-    if (last && last.end >= start && stop - start < DELAY_SECONDS) {
+    if (last && last.end >= Math.min(start, stop) && stop - start < DELAY_SECONDS) {
       // Mostly rows of the period before, reported late.
       for (const key of Object.keys(NOTHING)) last[key] += bucket[key];
       last.end = Math.max(last.end, stop);

@@ -115,7 +115,8 @@ def test_rows_a_second_agree_with_the_time_that_it_took(
         " const bucket = { start: 1200, seconds: 60, completed: 400 };"
         " const quick = { from: '1199', until: '1199.5' };"
         " const late = { from: '1130', until: '1199.5' };"
-        " const first = { start: 1140, seconds: 60, completed: 9 };"
+        " const rest = { failed: 0, tokens: 0, input_tokens: 0, audio_seconds: 0 };"
+        " const first = { start: 1140, seconds: 60, completed: 9, ...rest };"
         " return [stretches([bucket], span)[0].seconds, secondsOf(span),"
         " stretches([bucket], quick)[0].seconds, secondsOf(quick),"
         " ...stretches([first, bucket], late).map((one) => [one.seconds, one.completed])] }",
