@@ -107,7 +107,8 @@ class TidemillObject(BaseModel):
     """Tidemill's fields of a Batch, in addition to OpenAI's.
 
     `seconds` is the running time so far, or until the end. Rates are those of the last minute over
-    the running shards, and the mean over `seconds` once the batch has ended; token rates count
+    the running shards. Once the batch has ended they are the mean from `first_row_at`, when the
+    first row began to run, to `last_row_at`, when the last one ended; token rates count
     generated tokens or prompt tokens. `eta_at` (Unix seconds) is the estimated end.
     `audio_seconds` is the length of the transcribed audio.
     `reused_rows` are completed rows that an earlier batch computed: `usage` excludes their
@@ -123,6 +124,8 @@ class TidemillObject(BaseModel):
     """
 
     seconds: int
+    first_row_at: float | None
+    last_row_at: float | None
     rows_per_second: float
     tokens_per_second: float
     input_tokens_per_second: float
@@ -277,10 +280,12 @@ def _tidemill_object(
 ) -> TidemillObject:
     is_running = batch.status is Status.IN_PROGRESS
     estimated = estimate_gpu_seconds(batch, done, rate or WorkerRate()) if is_running else None
-    until = _end_of(batch) or now
+    until = batch.end_at or now
     seconds = max(0, int(until - (batch.in_progress_at or batch.created_at)))
     return TidemillObject(
         seconds=seconds,
+        first_row_at=done.first_row_at or None,
+        last_row_at=done.last_row_at or None,
         **(done.rates if is_running else _mean_rates(batch, done, seconds))._asdict(),
         audio_seconds=round(done.audio_seconds, 3),
         reused_rows=done.reused,
@@ -310,11 +315,17 @@ def _tidemill_object(
 
 
 def _mean_rates(batch: Batch, done: Progress, seconds: int) -> Rates:
-    """Return the mean rates of an ended batch; zeros while it runs, or if it never ran."""
+    """Return the mean rates of an ended batch; zeros while it runs, or if it never ran.
+
+    Reused rows do not count, because they took no time. Without the times of its rows, the rates
+    are those over the whole run.
+    """
     if not batch.is_terminal or batch.in_progress_at is None:
         return Rates()
-    counts = (done.num_rows, done.completion_tokens, done.prompt_tokens, done.audio_seconds)
-    return Rates(*(round(count / max(1, seconds), 3) for count in counts))
+    span = max(0.001, done.row_seconds) if done.first_row_at else max(1, seconds)
+    num_run = done.num_rows - done.reused
+    counts = (num_run, done.completion_tokens, done.prompt_tokens, done.audio_seconds)
+    return Rates(*(round(count / span, 3) for count in counts))
 
 
 def _table_url(batch: Batch) -> str | None:
@@ -337,13 +348,6 @@ def _webhook(batch: Batch) -> WebhookObject | None:
     return WebhookObject(
         host=batch.webhook_host or "", status=batch.webhook_delivery, attempts=attempts
     )
-
-
-def _end_of(batch: Batch) -> int | None:
-    if not batch.is_terminal:
-        return None
-    at: int | None = getattr(batch, f"{batch.status}_at")
-    return batch.ended_at or at
 
 
 def _errors(batch: Batch, max_errors: int) -> ErrorsObject | None:

@@ -18,6 +18,9 @@ OnInvalidLine = Literal["fail", "skip"]
 UploadWay = Literal["parts", "urls"]
 WebhookDelivery = Literal["pending", "delivered", "failed"]
 
+ROW_TIMES = ("first_row_at", "last_row_at")
+"""The last fields of Progress: times, which are not added up."""
+
 MAX_COST_REACHED = "max_cost_reached"
 
 
@@ -98,6 +101,8 @@ class Progress:
     tokens unless named otherwise; a sum adds them up.
     `truncated` rows are completed ones whose answer reached its token limit. `escalated` rows are
     left to a second model, or answered by it; its GPU time is part of `gpu_seconds`.
+    The first row that a model answered began at `first_row_at` and the last one ended at
+    `last_row_at` (Unix seconds, zero without one); a sum contains the earliest and the latest.
     """
 
     completed: int = 0
@@ -118,15 +123,21 @@ class Progress:
     truncated: int = 0
     escalated: int = 0
     escalated_gpu_seconds: float = 0.0
+    first_row_at: float = 0.0
+    last_row_at: float = 0.0
 
     def __add__(self, other: Progress) -> Progress:
         """Return the sum, field by field."""
         return sum_of((self, other))
 
     def since(self, earlier: Progress) -> Progress:
-        """Return the difference to an earlier progress, field by field and never negative."""
+        """Return the difference to an earlier progress, field by field and never negative.
+
+        It has no rates and no times.
+        """
         both = zip(_counts_of(self), _counts_of(earlier), strict=True)
-        return Progress(*(max(type(now)(0), now - then) for now, then in both)).without_rates
+        gained = Progress(*(max(type(now)(0), now - then) for now, then in both)).without_rates
+        return replace(gained, **dict.fromkeys(ROW_TIMES, 0.0))
 
     @property
     def rates(self) -> Rates:
@@ -148,6 +159,11 @@ class Progress:
         """Number of durable rows, successes and failures."""
         return self.completed + self.failed
 
+    @property
+    def row_seconds(self) -> float:
+        """Seconds from the beginning of the first row to the end of the last one."""
+        return max(0.0, self.last_row_at - self.first_row_at) if self.first_row_at else 0.0
+
 
 _counts_of: Callable[[Progress], tuple[Any, ...]] = attrgetter(
     *(each.name for each in fields(Progress))
@@ -156,7 +172,12 @@ _counts_of: Callable[[Progress], tuple[Any, ...]] = attrgetter(
 
 def sum_of(progresses: Iterable[Progress]) -> Progress:
     """Return the sum, field by field, of any number of values; zeros for none."""
-    return Progress(*map(sum, zip(*map(_counts_of, progresses), strict=True)))
+    columns = [*zip(*map(_counts_of, progresses), strict=True)]
+    if not columns:
+        return Progress()
+    *counts, first, last = columns
+    earliest = min((at for at in first if at), default=0.0)
+    return Progress(*map(sum, counts), first_row_at=earliest, last_row_at=max(last))
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +316,14 @@ class Batch:
     def is_terminal(self) -> bool:
         """Say whether the batch has reached a final status."""
         return self.status in TERMINAL
+
+    @property
+    def end_at(self) -> int | None:
+        """The time of its end; None before."""
+        if not self.is_terminal:
+            return None
+        at: int | None = getattr(self, f"{self.status}_at")
+        return self.ended_at or at
 
     @property
     def has_cost_all(self) -> bool:

@@ -8,6 +8,9 @@ from tidemill.batch.batch_object import BatchObject
 from tidemill.batch.file.throughput import Rates
 from tidemill.batch.states import TERMINAL, Status
 
+from .failures import first_sentence
+from .tabs import WITH_ERRORS, tab_of
+
 # These produce numbers, not tokens.
 _WITHOUT_TOKENS = {
     *("/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/generative_scoring"),
@@ -23,6 +26,27 @@ class BatchRow:
     wire: BatchObject
     name: str
     now: float
+    first_error: str = ""
+
+    @property
+    def is_with_errors(self) -> bool:
+        """True for a completed batch with failed rows."""
+        return tab_of(self.wire.status, self.wire.request_counts.failed) == WITH_ERRORS
+
+    @property
+    def reason(self) -> str:
+        """First sentence of why it was refused or of its first failed row; may be empty."""
+        errors = self.wire.errors.data if self.wire.errors else []
+        if errors and self.wire.status is not Status.COMPLETED:
+            line = f"Line {errors[0].line}: " if errors[0].line else ""
+            return line + first_sentence(errors[0].message)
+        return first_sentence(self.first_error) if self.is_with_errors else ""
+
+    def is_found(self, tab: str, name: str) -> bool:
+        """Return whether it is of a tab and its name or ID contains `name`; empty ones match."""
+        words = name.casefold()
+        is_named = words in self.name.casefold() or words in self.wire.id
+        return is_named and tab in ("", tab_of(self.wire.status, self.wire.request_counts.failed))
 
     @property
     def has_ended(self) -> bool:
@@ -58,9 +82,17 @@ class BatchRow:
         return Rates(*(getattr(beyond, name) for name in Rates._fields)).main_rate
 
     @property
-    def worked_until(self) -> int | None:
-        """Time of the last possible row; None while more may come."""
+    def worked_from(self) -> float:
+        """Time at which the first row began or, before that, the batch."""
         wire = self.wire
+        return wire.tidemill.first_row_at or wire.in_progress_at or wire.created_at
+
+    @property
+    def worked_until(self) -> float | None:
+        """Time at which the last row ended, or could have; None while more may come."""
+        wire = self.wire
+        if self.has_ended and wire.tidemill.last_row_at:
+            return wire.tidemill.last_row_at
         ends = (wire.finalizing_at, wire.completed_at, wire.cancelled_at, wire.expired_at)
         return next((at for at in ends if at), None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,6 +14,8 @@ from tidemill.batch.file.error_kinds import ErrorCounter
 _MAX_KINDS = 10
 _MAX_PLACES = 10
 _MAX_CHARS: Final = 600
+_MAX_SENTENCE: Final = 160
+_SENTENCE_END: Final = re.compile(r"[.!?](?= )")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,16 @@ def _places(failures: Sequence[Failure]) -> str:
     named = [failure.place for failure in failures if failure.place]
     listed, num_more = ", ".join(named[:_MAX_PLACES]), len(named) - _MAX_PLACES
     return f"{listed} and {num_more:,} more" if num_more > 0 else listed
+
+
+def first_sentence(message: str) -> str:
+    """Return the first sentence of a message on one line, of a bounded length."""
+    text = " ".join(message[:_MAX_CHARS].split())
+    end = _SENTENCE_END.search(text)
+    sentence = text[: end.end()] if end else text
+    if len(sentence) <= _MAX_SENTENCE:
+        return sentence
+    return f"{sentence[:_MAX_SENTENCE].rsplit(' ', 1)[0]}…"
 
 
 def read_row(data: bytes) -> Failure | None:

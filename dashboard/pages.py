@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from tidemill.batch.batch_object import BatchObject
-from tidemill.batch.object_keys import INPUT_PREFIX
-from tidemill.batch.pagination import Page
 from tidemill.protocol.names import ANY_MODEL
 from tidemill.protocol.routes import ENDPOINTS
 
 from .batch_row import BatchRow
 from .failures import Failure, group_errors
+from .names import batch_name
 from .render import render
+from .tabs import TABS
 
 PAGE_BATCHES: Final = 20
 _WINDOWS: Final = (
@@ -39,29 +39,34 @@ class Site:
     is_local: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A search of the list by tab and name, for batches older than the one with ID `after`.
+
+    If older ones are left, `last` has ID and time of the last one that was read.
+    """
+
+    tab: str
+    name: str
+    after: str | None
+    num_searched: int
+    last: tuple[str, int] | None
+
+
 def page(site: Site, auth: str) -> str:
     """Return the page; `auth` is `keys`, `iam` for signed requests, or `none`."""
     return render("page.html", auth=auth, is_local=site.is_local)
 
 
 def batches(
-    site: Site,
-    listed: Page[BatchObject],
-    names: Mapping[str, str],
-    *,
-    after: str | None,
-    drop_prefix: str | None = None,
+    site: Site, rows: Sequence[BatchRow], search: Search, *, drop_prefix: str | None = None
 ) -> str:
-    """Return a page of batches older than `after`, or the newest.
-
-    `names` are those of uploaded files, by ID. `drop_prefix` is the caller's folder of the bucket.
-    """
-    rows = [row_of(wire, names) for wire in listed.data]
+    """Return a page of the list; `drop_prefix` is the caller's folder of the bucket."""
     return render(
         "batches.html",
         rows=rows,
-        after=after,
-        older=listed.last_id if listed.has_more else None,
+        search=search,
+        tabs=TABS,
         is_live=not all(row.has_ended for row in rows),
         drop_prefix=drop_prefix,
         currency=site.currency,
@@ -69,17 +74,16 @@ def batches(
     )
 
 
-def batch(site: Site, wire: BatchObject, names: Mapping[str, str]) -> str:
+def batch(site: Site, row: BatchRow) -> str:
     """Return one batch."""
-    row = row_of(wire, names)
-    errors = wire.errors.data if wire.errors else []
+    errors = row.wire.errors.data if row.wire.errors else []
     problems = group_errors(
         Failure(str(error.line or ""), error.code, error.message) for error in errors
     )
     return render(
         "batch.html",
         row=row,
-        batch=wire,
+        batch=row.wire,
         problems=problems,
         is_live=not row.has_ended,
         currency=site.currency,
@@ -110,22 +114,7 @@ def form(site: Site, models: Sequence[str]) -> str:
     )
 
 
-def uploaded_inputs(wires: Sequence[BatchObject]) -> list[str]:
-    """Return the IDs of the input files, except drops, whose names are their keys."""
-    return [wire.input_file_id for wire in wires if wire.input_file_id and not _is_drop(wire)]
-
-
-def row_of(wire: BatchObject, names: Mapping[str, str]) -> BatchRow:
-    """Return a batch with its file's name, or the ID if the file is gone."""
-    return BatchRow(wire, names.get(wire.input_file_id) or _key_of(wire), time.time())
-
-
-def _is_drop(wire: BatchObject) -> bool:
-    return wire.input_file_id.startswith("s3://")
-
-
-def _key_of(wire: BatchObject) -> str:
-    """Return a drop's key without the common prefix, or any other file's ID."""
-    if not _is_drop(wire):
-        return wire.input_file_id or "erased"
-    return wire.input_file_id.split("/", 3)[-1].removeprefix(INPUT_PREFIX)
+def row_of(wire: BatchObject, names: Mapping[str, str], *, first_error: str = "") -> BatchRow:
+    """Return a batch with the name of its file; `names` are those of uploaded files, by ID."""
+    name = batch_name(wire.input_file_id, names.get(wire.input_file_id))
+    return BatchRow(wire, name, time.time(), first_error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any, Final
@@ -23,6 +24,7 @@ _WORDS: Final = {
 }
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _NONE: Final = "–"
+_CODE: Final = re.compile(r"`([^`\n]+)`")
 
 
 def render(template: str, **values: Any) -> str:
@@ -71,6 +73,23 @@ def duration(seconds: float) -> str:
     return " ".join(parts[:2])
 
 
+def hours(seconds: float) -> str:
+    """Return seconds as hours, with two decimals while there are few."""
+    number = seconds / 3600
+    if 0 < number < 0.01:
+        return "< 0.01"
+    return f"{number:.2f}" if number < 10 else f"{number:,.1f}"
+
+
+def with_code(text: str) -> Markup:
+    """Return a text whose parts between backticks are code."""
+    parts = _CODE.split(text)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if number % 2 else part
+        for number, part in enumerate(parts)
+    )
+
+
 def moment(at: int | None) -> Markup | str:
     """Return a time as an element that the page's script converts to the local time zone."""
     if at is None:
@@ -98,11 +117,13 @@ def _templates() -> Environment:
     environment.filters |= {
         "count": count,
         "duration": duration,
+        "hours": hours,
         "moment": moment,
         "money": money,
         "rate": rate,
         "short": short,
         "status_words": status_words,
+        "with_code": with_code,
     }
     environment.globals |= {"asset": url_of}
     return environment

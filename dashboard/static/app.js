@@ -9,6 +9,7 @@ import { load } from "./views.js";
 import { find, forgetNotice, notice, say } from "./words.js";
 
 const VIEWS = "/dashboard/view";
+const LISTED = ["status", "name", "after"];
 const REFRESH_SECONDS = 5;
 const MAX_REFRESH_SECONDS = 60;
 let pause = REFRESH_SECONDS;
@@ -23,8 +24,8 @@ function pathOfView() {
   const [, batch, part] = /^\/batches\/([\w-]{1,64})(\/rows)?$/.exec(path) || [];
   if (part) return `${VIEWS}/batches/${batch}/rows?${new URLSearchParams(query)}`;
   if (batch) return `${VIEWS}/batches/${batch}`;
-  const after = new URLSearchParams(query).get("after");
-  return `${VIEWS}/batches${after ? `?after=${encodeURIComponent(after)}` : ""}`;
+  const given = [...new URLSearchParams(query)].filter(([key, value]) => LISTED.includes(key) && value);
+  return `${VIEWS}/batches${given.length ? `?${new URLSearchParams(given)}` : ""}`;
 }
 
 /** Fetch the view that the address names and replace the present one. */
@@ -153,7 +154,23 @@ const CLICKS = {
   "get-output": download,
   "get-errors": download,
   "open-again": open,
+  "month-before": turnMonth,
+  "month-after": turnMonth,
 };
+
+/** Show another month; the focus stays in the section if its button is gone. */
+async function turnMonth(button) {
+  await load(button.dataset.path, "#month").catch((problem) => notice(problem.message, true));
+  if (document.activeElement === document.body) find("#month-title")?.focus();
+}
+
+/** Search the list: the address contains the words, so that a reload repeats the search. */
+function search(event) {
+  if (event.target.id !== "search") return;
+  event.preventDefault();
+  const name = find("#search-name").value.trim();
+  location.hash = `#/?${new URLSearchParams({ status: event.target.dataset.status, name })}`;
+}
 
 function wireClicks() {
   document.body.addEventListener("click", (event) => {
@@ -173,6 +190,7 @@ function wireClicks() {
 if (document.body.dataset.auth !== "iam") {
   wireClicks();
   wireRows();
+  document.body.addEventListener("submit", search);
   addEventListener("hashchange", () => session.isSignedIn() && open());
   document.addEventListener("visibilitychange", () => document.hidden || refresh());
   session.begin(() => (shown === pathOfView() ? refresh() : open()));

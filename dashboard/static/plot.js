@@ -6,6 +6,7 @@ import { find, notice } from "./words.js";
 const HEIGHT = 220;
 const STALE_SECONDS = 15;
 const MIN_STEPS = 3; // fewer measured steps are not worth a plot
+const DELAY_SECONDS = 5;
 const DAY_SECONDS = 24 * 3600;
 const TICKS = [1, 2, 5, 10, 15, 30, 60, 120, 240, 360, 720, 1440, 2880, 10080].map((minutes) => 60 * minutes);
 /** Largest share of the height that each curve takes: tokens grow with rows, and on a scale of the
@@ -29,7 +30,7 @@ export async function drawPlot(force = false) {
     const span = find("#live").dataset;
     if (!place.isConnected) return;
     find("#pace").hidden = history.data.length < MIN_STEPS;
-    if (history.data.length >= MIN_STEPS) show(place, stretches(history.data, span), secondsOf(span));
+    if (history.data.length >= MIN_STEPS) show(place, stretches(history.data, span), secondsOf(span), Number(span.rate) || 0);
   } catch (problem) {
     notice(problem.message, true);
   }
@@ -46,15 +47,22 @@ export function stretches(buckets, { from, until }) {
     // Rows are reported with a delay: the first ones were produced since the beginning.
     const isFirst = !last && bucket.start - begin < bucket.seconds;
     const start = isFirst ? begin : Math.max(bucket.start, begin);
+    const stop = Math.min(bucket.start + bucket.seconds, end);
+    if (last && last.end >= Math.min(start, stop) && stop - start < DELAY_SECONDS) {
+      // Mostly rows of the period before, reported late.
+      for (const key of Object.keys(NOTHING)) last[key] += bucket[key];
+      last.end = Math.max(last.end, stop);
+      continue;
+    }
     if (last && last.end < start) found.push({ start: last.end, end: start, ...NOTHING });
-    found.push({ ...bucket, start, end: Math.max(start + 1, Math.min(bucket.start + bucket.seconds, end)) });
+    found.push({ ...bucket, start, end: Math.max(start + (isFirst && until ? 0.001 : 1), stop) });
   }
   return found.map((one) => ({ ...one, seconds: one.end - one.start }));
 }
 
 /** Return how long a batch has run, or ran; the page shows it as the duration. */
 export function secondsOf({ from, until }) {
-  return Math.max(1, (Number(until) || Date.now() / 1000) - Number(from));
+  return Math.max(until ? 0.001 : 1, (Number(until) || Date.now() / 1000) - Number(from));
 }
 
 /** Return the main measure of a batch's work besides rows: audio, generated or input tokens. */
@@ -65,8 +73,8 @@ export function flowOf(found) {
   return { key: "tokens", label: "tokens/s", head: "Tokens" };
 }
 
-function show(place, found, seconds) {
-  describe(place, found, seconds);
+function show(place, found, seconds, rate) {
+  describe(place, found, seconds, rate);
   fillTable(found);
   paint(place, found);
 }
@@ -153,10 +161,12 @@ function timesBetween(begin, end, width) {
   return found;
 }
 
-function describe(place, found, seconds) {
+/** Describe the plot; the mean of an ended batch is the `rate` that the server states. */
+function describe(place, found, seconds, rate) {
   const rows = found.reduce((sum, one) => sum + one.completed + one.failed, 0);
-  const most = Math.max(...found.map((one) => (one.completed + one.failed) / one.seconds));
-  const words = `${(rows / seconds).toFixed(1)} rows per second on average, at most ${most.toFixed(1)}.`;
+  const mean = rate || rows / seconds;
+  const most = Math.max(mean, ...found.map((one) => (one.completed + one.failed) / one.seconds));
+  const words = `${mean.toFixed(1)} rows per second on average, at most ${most.toFixed(1)}.`;
   place.setAttribute("aria-label", `Plot of rows and ${flowOf(found).label} over time. ${words}`);
   find("#plot-words").textContent = words;
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tidemill.batch.errors import BadPart
-from tidemill.batch.model import Batch, Shard
+from tidemill.batch.model import Batch, File, Shard
 from tidemill.batch.object_keys import part_prefix
 from tidemill.batch.result_kinds import ERRORS
 from tidemill.dashboard.failures import Failure, read_row
@@ -18,6 +18,9 @@ from ..errors import NotThere
 _MAX_READ: Final = 10
 _MAX_BYTES: Final = 2**18
 _MAX_SHARDS, _MAX_PARTS, _MAX_PAGES = 3, 10, 8
+_HEAD_BYTES: Final = 2**15
+_MAX_MESSAGES: Final = 2000
+_messages: dict[tuple[str, str | None], str] = {}
 
 
 def first_errors(deployment: Deployment, batch: Batch) -> Operation[list[Failure] | None]:
@@ -31,6 +34,26 @@ def first_errors(deployment: Deployment, batch: Batch) -> Operation[list[Failure
         return (yield from _of_file(deployment, batch.error_file_id))
     except NotThere:
         return None
+
+
+def first_message(deployment: Deployment, file: File) -> Operation[str]:
+    """Return the first message of an error file; empty if it is gone or its first row is large.
+
+    A version of an object never changes, so that a list that is refreshed reads it once.
+    """
+    place = (file.key, file.version_id)
+    if place in _messages:
+        return _messages[place]
+    try:
+        rows = yield from _of_object(deployment, *place, _HEAD_BYTES)
+    except NotThere:
+        return ""
+    message = rows[0].message if rows else ""
+    if file.version_id is not None:
+        if len(_messages) >= _MAX_MESSAGES:
+            _messages.clear()
+        _messages[place] = message
+    return message
 
 
 def _of_shards(deployment: Deployment, batch: Batch) -> Operation[list[Failure]]:
@@ -99,10 +122,10 @@ def _of_file(deployment: Deployment, file_id: str | None) -> Operation[list[Fail
 
 
 def _of_object(
-    deployment: Deployment, key: str, version_id: str | None = None
+    deployment: Deployment, key: str, version_id: str | None = None, num_bytes: int = _MAX_BYTES
 ) -> Operation[list[Failure]]:
     """Return the first rows of an object that contains only failed rows; raises NotThere."""
-    head = yield from deployment.bucket.get_range(key, 0, _MAX_BYTES, version_id)
+    head = yield from deployment.bucket.get_range(key, 0, num_bytes, version_id)
     # The bytes after the last newline may be the beginning of a row.
     *rows, _ = head.split(b"\n")
     return [row for row in map(read_row, rows) if row is not None]

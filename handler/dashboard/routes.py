@@ -47,11 +47,23 @@ def show_session() -> Response[Any]:
 
 
 @router.get("/dashboard/view/batches", compress=True, include_in_schema=False)
-def show_batches(after: Annotated[str | None, Query()] = None) -> Response[Any]:
-    """Return a page of the tenant's batches, newest first."""
+def show_batches(
+    after: Annotated[str | None, Query()] = None,
+    status: Annotated[str, Query()] = "",
+    name: Annotated[str, Query()] = "",
+) -> Response[Any]:
+    """Return a page of the tenant's batches with this status and name, newest first."""
     from .views import batches
 
-    return batches(after)
+    return batches(after, status, name)
+
+
+@router.get("/dashboard/view/month", compress=True, include_in_schema=False)
+def show_month(month: Annotated[str, Query()] = "") -> Response[Any]:
+    """Return the tenant's use of the deployment in a month such as `2026-11`, or in this one."""
+    from .month_view import month_view
+
+    return month_view(month)
 
 
 @router.get("/dashboard/view/batches/<batch_id>", compress=True, include_in_schema=False)

@@ -10,7 +10,6 @@ from aws_lambda_powertools.event_handler import Response
 from tidemill.batch.batch_object import BatchObject
 from tidemill.batch.model import Batch
 from tidemill.batch.results_object import rows_deleted_message
-from tidemill.dashboard.pages import row_of
 from tidemill.dashboard.render import render
 from tidemill.dashboard.row_query import BadQuery, RowQuery, StatusFilter
 from tidemill.dashboard.row_view import Part, request_parts, row_view
@@ -24,7 +23,7 @@ from ..queries.row_finder import WorkGone
 from ..queries.row_requests import read_requests
 from ..queries.row_search import FoundRows, search_rows
 from .page import html
-from .views import names_of
+from .views import rows_of
 
 _PAGE_ROWS: Final = 25
 _FIRST_ROWS: Final = 3
@@ -35,8 +34,7 @@ _TOO_LONG: Final = "The request is too long to be read here."
 def rows(batch_id: str, fields: Mapping[str, str]) -> Response[str]:
     """Return the rows that match a search, or one row in full."""
     batch = kept_batch(router.context, batch_id)
-    wire = retrieve_batch(batch_id)
-    row = row_of(wire, names_of([wire]))
+    (row,) = rows_of([retrieve_batch(batch_id)])
     values = {
         "batch": row.wire,
         "batch_id": batch_id,

@@ -10,15 +10,22 @@ from pydantic_core import to_json
 
 from tidemill.batch.batch_object import BatchObject
 from tidemill.batch.object_keys import DROP_TENANT, INPUT_PREFIX
+from tidemill.batch.states import Status
 from tidemill.dashboard import pages
+from tidemill.dashboard.batch_row import BatchRow
+from tidemill.dashboard.names import is_dropped
+from tidemill.dashboard.tabs import TABS
 
 from ..api.envelope.caller import aws, tenant_of
-from ..api.routers.batches import kept_batch, list_batches, retrieve_batch, router
+from ..api.routers.batches import describe_batches, kept_batch, own_batch, retrieve_batch, router
 from ..api.routers.files import file_content
 from ..deployment import deployment
+from ..queries.batch_search import search_batches
 from ..queries.batch_view import progress_of
-from .first_errors import first_errors
+from .first_errors import first_errors, first_message
 from .page import html, serve_text, site
+
+_MAX_NAME_CHARS = 200
 
 
 def session() -> Response[str]:
@@ -27,27 +34,31 @@ def session() -> Response[str]:
     return serve_text(body, "application/json")
 
 
-def batches(after: str | None) -> Response[str]:
-    """Return a page of batches older than `after`, or the newest."""
-    listed = list_batches(limit=pages.PAGE_BATCHES, after=after)
-    tenant = tenant_of(router.context)
+def batches(after: str | None, tab: str = "", name: str = "") -> Response[str]:
+    """Return batches older than `after`, or the newest, of a tab and with a name."""
+    tenant, name = tenant_of(router.context), name.strip()[:_MAX_NAME_CHARS]
+    tab = tab if tab in TABS else ""
+    last = own_batch(router.context, after, param="after") if after is not None else None
+    searching = search_batches(
+        deployment(), tenant, limit=pages.PAGE_BATCHES, after=last, tab=tab, name=name
+    )
+    found = aws().run(searching)
+    end = None if found.last is None else (found.last.id, found.last.created_at)
     drop_prefix = INPUT_PREFIX if tenant == DROP_TENANT else f"{INPUT_PREFIX}{tenant}/"
     owns_drops = deployment().settings.tenant_of_drop(drop_prefix) == tenant
-    return html(
-        pages.batches(
-            site(),
-            listed,
-            names_of(listed.data),
-            after=after,
-            drop_prefix=drop_prefix if owns_drops else None,
-        )
+    text = pages.batches(
+        site(),
+        rows_of(describe_batches(found.batches)),
+        pages.Search(tab, name, after, found.num_searched, end),
+        drop_prefix=drop_prefix if owns_drops else None,
     )
+    return html(text)
 
 
 def batch(batch_id: str) -> Response[str]:
     """Return one batch."""
-    wire = retrieve_batch(batch_id)
-    return html(pages.batch(site(), wire, names_of([wire])))
+    (row,) = rows_of([retrieve_batch(batch_id)])
+    return html(pages.batch(site(), row))
 
 
 def errors(batch_id: str) -> Response[str]:
@@ -69,8 +80,18 @@ def link(file_id: str) -> Response[str]:
     return serve_text(body, "application/json")
 
 
-def names_of(wires: Sequence[BatchObject]) -> dict[str, str]:
-    """Return the names of the caller's uploaded files by ID."""
-    tenant, files = tenant_of(router.context), deployment().files
-    found = aws().run_all(files.get_file(file_id) for file_id in pages.uploaded_inputs(wires))
-    return {file.id: file.filename for file in found if file and file.tenant == tenant}
+def rows_of(wires: Sequence[BatchObject]) -> list[BatchRow]:
+    """Return batches with the names of their files and the first error of a completed one."""
+    tenant = tenant_of(router.context)
+    inputs = {wire.input_file_id for wire in wires if not is_dropped(wire.input_file_id)}
+    failed = {wire.error_file_id or "" for wire in wires if wire.status is Status.COMPLETED}
+    found = aws().run(deployment().files.get_files(sorted((inputs | failed) - {""})))
+    files = {file.id: file for file in found if file.tenant == tenant}
+    names = {file.id: file.filename for file in files.values()}
+    error_files = [files[file_id] for file_id in failed if file_id in files]
+    messages = aws().run_all(first_message(deployment(), file) for file in error_files)
+    reasons = {file.id: words for file, words in zip(error_files, messages, strict=True)}
+    return [
+        pages.row_of(wire, names, first_error=reasons.get(wire.error_file_id or "", ""))
+        for wire in wires
+    ]

@@ -181,6 +181,8 @@ def _close(
         failed=progress.failed + num_failures,
         gpu_seconds=mine.progress.gpu_seconds,
         escalated_gpu_seconds=mine.progress.escalated_gpu_seconds,
+        first_row_at=mine.progress.first_row_at,
+        last_row_at=mine.progress.last_row_at,
     )
     try:
         aws.run(

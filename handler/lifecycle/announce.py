@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tidemill.batch.batch_object import cost_of
 from tidemill.batch.model import Batch, Progress
+from tidemill.batch.month import month_of, uses_of
 from tidemill.batch.states import Status
 
 from ..aws.calls import Operation
@@ -28,9 +28,8 @@ def announce(deployment: Deployment, batch: Batch) -> Operation[None]:
     """Publish the status unless it was; a terminal batch then leaves the list of active ones.
 
     Its lines no longer count against its tenant's limit. It stays in the list while its webhook is
-    pending. At most one of several publishers counts the end. A failing bus blocks no batch: the
-    reaper announces the status later.
-    reaper announces the status later.
+    pending. One of several publishers counts the end. A failing bus blocks no batch: the reaper
+    announces the status later.
     """
     if batch.announced is not batch.status:
         try:
@@ -38,13 +37,13 @@ def announce(deployment: Deployment, batch: Batch) -> Operation[None]:
         except AwsError as exc:
             logger.warning("status not announced", batch_id=batch.id, reason=str(exc))
             return
-        is_first = yield from deployment.table.note_announced(batch)
+        counts = _counts_of(deployment, batch) if batch.is_terminal else []
+        is_first = yield from deployment.table.note_announced(batch, counts)
         metric = _COUNTED.get(batch.status)
         if is_first and metric is not None:
             emit({metric: 1}, model=batch.model, batch_id=batch.id, status=str(batch.status))
         if is_first and batch.is_terminal:
             yield from _enqueue_webhook(deployment, batch)
-            yield from _add_to_total(deployment, batch)
     if batch.is_terminal:
         yield from deployment.usage.release_lines(batch)
         if batch.webhook_delivery != "pending":
@@ -61,14 +60,11 @@ def _enqueue_webhook(deployment: Deployment, batch: Batch) -> Operation[None]:
         logger.warning("webhook message not sent", batch_id=batch.id, reason=str(exc))
 
 
-def _add_to_total(deployment: Deployment, batch: Batch) -> Operation[None]:
-    """Add a batch to its tenant's totals, which are informational: a failure is only logged."""
+def _counts_of(deployment: Deployment, batch: Batch) -> list[dict[str, Any]]:
+    """Return the writes that add an ended batch to the sums of its tenant and of its month."""
     done = batch.final or Progress()
-    price = deployment.settings.gpu_hour_price_of(batch, done)
-    try:
-        yield from deployment.ledger.add_total(batch, done, cost_of(done.gpu_seconds, price))
-    except AwsError as exc:
-        logger.warning("batch not added to the total", batch_id=batch.id, reason=str(exc))
+    uses = uses_of(batch, done, deployment.settings.gpu_hour_price)
+    return deployment.ledger.counts_of_end(batch, done, uses, month_of(batch.end_at or 0))
 
 
 def _detail_of(batch: Batch) -> dict[str, Any]:

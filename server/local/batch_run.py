@@ -41,6 +41,7 @@ class BatchRun:
         self._unflushed_bytes = 0
         self._not_durable: dict[int, None] = {}  # lines, in their order
         self._last_line = 0
+        self._times = (0.0, 0.0)  # of the first row's beginning and the last one's end
         self._has_many = asyncio.Event()
         self._flush_lock = asyncio.Lock()
         self.pace = RateWindow(time.monotonic)
@@ -94,7 +95,7 @@ class BatchRun:
             rows = self._unflushed[:]
             if not rows or self.is_closed:
                 return
-            await asyncio.to_thread(self._rows.append, rows)
+            await asyncio.to_thread(self._rows.append, rows, times=self._times)
             del self._unflushed[: len(rows)]
             for row in rows:
                 del self._not_durable[row.line]
@@ -116,6 +117,8 @@ class BatchRun:
         self._in_flight.release_bytes(num_bytes)
 
     async def _run_line(self, raw: RawLine, held: int) -> None:
+        began_at = self._times[0] or round(time.time(), 3)
+        self._times = (began_at, self._times[1])
         try:
             answer = await run_line(raw, self._engine, created=self._created, with_expected=True)
             if self.is_closed:
@@ -130,6 +133,7 @@ class BatchRun:
                 answer.is_reused,
             )
             held -= len(row.row)
+            self._times = (began_at, round(time.time(), 3))
             self._unflushed.append(row)
             self._unflushed_bytes += len(row.row)
         finally:

@@ -20,8 +20,10 @@ from starlette.routing import Route
 from tidemill.batch.batch_object import BatchObject
 from tidemill.dashboard import pages
 from tidemill.dashboard.assets import assets, type_of, version
+from tidemill.dashboard.batch_row import BatchRow
 from tidemill.dashboard.failures import Failure, read_row
 from tidemill.dashboard.headers import FOR_EVER, headers
+from tidemill.dashboard.tabs import TABS
 from tidemill.protocol.errors import RequestError
 
 from ..errors import json_response
@@ -33,6 +35,7 @@ from .store import Store
 
 _SITE: Final = pages.Site(is_local=True)
 _LINK_SECONDS: Final = 300
+_MAX_SEARCHED: Final = 500
 _MAX_FAILURES: Final = 1000
 _HTML: Final = "text/html; charset=utf-8"
 
@@ -93,17 +96,28 @@ class DashboardRoutes:
         return json_response({"tenant": "local"}, headers=headers())
 
     async def show_batches(self, request: Request) -> Response:
-        """Return a page of the batches, newest first."""
-        after = request.query_params.get("after")
-        listed = await self._batches.page(pages.PAGE_BATCHES, after)
-        return await _html(
-            lambda: pages.batches(_SITE, listed, self._names(listed.data), after=after)
-        )
+        """Return batches of a tab and with a name, newest first."""
+        given = request.query_params
+        tab = given.get("status", "") if given.get("status") in TABS else ""
+        name, after = given.get("name", "").strip(), given.get("after")
+        rows: list[BatchRow] = []
+        num_searched, last, end = 0, after, None
+        while len(rows) < pages.PAGE_BATCHES and num_searched < _MAX_SEARCHED:
+            listed = await self._batches.page(pages.PAGE_BATCHES, last)
+            read = await asyncio.to_thread(self._rows, listed.data)
+            rows += [row for row in read if row.is_found(tab, name)]
+            num_searched += len(read)
+            end = (read[-1].wire.id, read[-1].wire.created_at) if listed.has_more else None
+            if end is None:
+                break
+            last = end[0]
+        search = pages.Search(tab, name, after, num_searched, end)
+        return await _html(lambda: pages.batches(_SITE, rows, search))
 
     async def show_batch(self, request: Request) -> Response:
         """Return one batch."""
         wire = await self._batches.describe(request.path_params["batch_id"])
-        return await _html(lambda: pages.batch(_SITE, wire, self._names([wire])))
+        return await _html(lambda: pages.batch(_SITE, *self._rows([wire])))
 
     async def show_errors(self, request: Request) -> Response:
         """Return the first failed rows of a batch."""
@@ -146,18 +160,24 @@ class DashboardRoutes:
         text = f"{file_id} {until}".encode(errors="replace")
         return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
 
-    def _names(self, wires: Sequence[BatchObject]) -> dict[str, str]:
-        """Return the names of the uploaded files by ID."""
-        found = map(self._store.files.get, pages.uploaded_inputs(wires))
-        return {file.id: file.filename for file in found if file}
+    def _rows(self, wires: Sequence[BatchObject]) -> list[BatchRow]:
+        """Return batches with the names of their files and the first error of a completed one."""
+        found = map(self._store.files.get, [wire.input_file_id for wire in wires])
+        names = {file.id: file.filename for file in found if file}
+        return [pages.row_of(wire, names, first_error=self._first_error(wire)) for wire in wires]
 
-    def _failures(self, stored: StoredBatch) -> list[Failure]:
+    def _first_error(self, wire: BatchObject) -> str:
+        stored = self._store.batches.get(wire.id) if wire.request_counts.failed else None
+        failures = [] if stored is None else self._failures(stored, limit=1)
+        return failures[0].message if failures else ""
+
+    def _failures(self, stored: StoredBatch, limit: int = _MAX_FAILURES) -> list[Failure]:
         """Return the first failed rows, and the lines that were not run.
 
         There are none once the result files are deleted.
         """
         try:
-            page = self._store.results.page(stored.batch, 0, _MAX_FAILURES, failures_only=True)
+            page = self._store.results.page(stored.batch, 0, limit, failures_only=True)
         except RowsGone:
             return []
         return [failure for _, row in page.rows if (failure := read_row(row)) is not None]

@@ -11,7 +11,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tidemill.batch.file.expected_tokens import NO_TOKENS
@@ -73,8 +73,16 @@ class Rows:
         if size > self._end:
             os.truncate(self._path, self._end)
 
-    def append(self, rows: Sequence[FinishedRow], gained: Progress | None = None) -> None:
+    def append(
+        self,
+        rows: Sequence[FinishedRow],
+        gained: Progress | None = None,
+        *,
+        times: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
         """Make rows durable; `gained` overrides their progress, for rows that were not run.
+
+        `times` are those at which the run's first row began and its last one ended.
 
         After an exception, call it again with the same rows: it skips those that were committed
         after all.
@@ -97,6 +105,7 @@ class Rows:
             progress = progress_of(rows) if gained is None else gained
             if gained is None:
                 add_history_by(connection, self._batch, progress, time.time())
+            progress = replace(progress, first_row_at=times[0], last_row_at=times[1])
             self._batches.add_progress(connection, self._batch_id, progress, start)
         self._end = start
         self._is_unsure = False

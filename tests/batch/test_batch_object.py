@@ -56,15 +56,21 @@ def test_an_ended_batch_is_complete() -> None:
 
 
 def test_an_ended_batch_has_its_mean_rates() -> None:
-    """The rates of a running batch are recent; a batch that never ran has none."""
+    """They are over the seconds in which rows ran; a running batch has recent ones.
+
+    A batch that never ran has none.
+    """
     running = replace(NEW, status=Status.IN_PROGRESS, in_progress_at=100)
     progress = replace(PROGRESS, rows_per_second=9.0, audio_seconds=40.0)
     ended = replace(running, status=Status.COMPLETED, completed_at=120, final=progress)
+    final = replace(progress, reused=5, first_row_at=110.5, last_row_at=111.0)
+    quick = replace(ended, final=final)
     never_ran = replace(NEW, status=Status.FAILED, failed_at=120)
     names = ("rows", "tokens", "input_tokens", "audio_seconds")
     for batch, rates in (
         (running, [9.0, 0.0, 0.0, 0.0]),
         (ended, [0.5, 1.05, 3.5, 2.0]),
+        (quick, [10.0, 42.0, 140.0, 80.0]),
         (never_ran, [0.0] * 4),
     ):
         wire = batch_object(batch, progress, now=110).model_dump(mode="json")["tidemill"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tidemill.dashboard import render
+from tidemill.dashboard.failures import first_sentence
+from tidemill.dashboard.names import batch_name
 
 
 @pytest.mark.parametrize(
@@ -48,6 +50,51 @@ def test_time_spans_have_two_units(seconds: float, text: str) -> None:
 def test_costs(cost: float | None, text: str) -> None:
     """There is no cost without a price or GPU time; a tiny cost is not shown as zero."""
     assert render.money(cost) == text
+
+
+def test_backticks_are_code_and_the_rest_is_escaped() -> None:
+    """A single backtick is unchanged."""
+    text = "`a<b>` is not `c` <i>`"
+    assert render.with_code(text) == ("<code>a&lt;b&gt;</code> is not <code>c</code> &lt;i&gt;`")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0.00"), (1, "< 0.01"), (5400, "1.50"), (4_500_000, "1,250.0")]
+)
+def test_gpu_time_is_in_hours(seconds: float, text: str) -> None:
+    """A short time is not shown as zero."""
+    assert render.hours(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        ("", ""),
+        ("No model `x.y`. Use another.", "No model `x.y`."),
+        ("One\nline\tof it", "One line of it"),
+        ("word " * 100, f"{'word ' * 31}word…"),
+    ],
+)
+def test_the_list_shows_one_sentence_of_an_error(message: str, sentence: str) -> None:
+    """It is on one line and has a bounded length."""
+    assert first_sentence(message) == sentence
+
+
+@pytest.mark.parametrize(
+    ("input_file_id", "filename", "name"),
+    [
+        ("file-1", "reviews.csv.jsonl", "reviews.csv"),
+        ("file-1", "chats.jsonl", "chats.jsonl"),
+        ("file-1", None, "file-1"),
+        ("s3://b/input/lab/reviews.parquet", None, "lab/reviews.parquet"),
+        ("", None, "erased"),
+    ],
+)
+def test_a_batch_is_named_after_its_file(
+    input_file_id: str, filename: str | None, name: str
+) -> None:
+    """The requests of a table have the table's name."""
+    assert batch_name(input_file_id, filename) == name
 
 
 def test_a_moment_is_put_into_the_readers_zone_by_the_page() -> None:

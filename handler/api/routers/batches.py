@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final
 
 from aws_lambda_powertools.event_handler.openapi.params import Body, Header, Query
@@ -62,12 +62,16 @@ def list_batches(
     last = own_batch(router.context, after, param="after") if after is not None else None
     tenant = tenant_of(router.context)
     batches, has_more = aws().run(deployment().table.list_batches(tenant, limit=limit, after=last))
+    return make_page(BatchObject, describe_batches(batches), has_more=has_more)
+
+
+def describe_batches(batches: Iterable[Batch]) -> list[BatchObject]:
+    """Return batches as lists show them."""
     now = time.time()
-    found = aws().run_all(
+    return aws().run_all(
         describe_batch(deployment(), batch, now, max_errors=MAX_ERRORS_IN_LISTS)
         for batch in batches
     )
-    return make_page(BatchObject, found, has_more=has_more)
 
 
 @router.get("/v1/batches/<batch_id>")

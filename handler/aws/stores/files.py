@@ -35,6 +35,11 @@ class FileStore(Store):
         fields = yield from self.get(_file_key(file_id))
         return load(File, fields) if fields and "tenant" in fields else None
 
+    def get_files(self, file_ids: Sequence[str]) -> Operation[list[File]]:
+        """Return those of these files that exist, unordered; the read is eventually consistent."""
+        found = yield from self.get_many([_file_key(file_id) for file_id in file_ids])
+        return [load(File, fields) for fields in found if "tenant" in fields]
+
     def find_place(self, tenant: str, file_id: str) -> Operation[str | None]:
         """Return the place of a tenant's file in its lists; a deleted file keeps it for a while."""
         fields = yield from self.get(_file_key(file_id))

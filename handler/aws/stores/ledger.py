@@ -1,21 +1,23 @@
 """Ledger: the history of a batch, and a tenant's totals over its ended batches.
 
-They are sums and never decide anything: a write that is sent twice counts twice, and one that fails
+They are sums and never decide anything. An ended batch is counted exactly once: with the record
+that its end was announced. A write to a history that is sent twice counts twice, and one that fails
 is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from tidemill.batch.model import Batch, Progress
+from tidemill.batch.month import ModelUse, total_of
 from tidemill.batch.progress import HistoryBucket
 from tidemill.batch.states import TERMINAL, Status
 
 from ..calls import Operation
-from ..items import load
-from .store import Store
+from ..items import dump, load, to_item
+from .store import Store, expression
 
 
 class Total(NamedTuple):
@@ -49,12 +51,14 @@ class Ledger(Store):
             },
         )
 
-    def add_total(self, batch: Batch, done: Progress, cost: float | None) -> Operation[None]:
-        """Add an ended batch to its tenant's totals."""
-        yield from self.update(
+    def counts_of_end(
+        self, batch: Batch, done: Progress, uses: Iterable[ModelUse], month: str
+    ) -> list[dict[str, Any]]:
+        """Return the writes that add an ended batch to its tenant's totals and to its month."""
+        uses = list(uses)
+        total = self._adding(
             _total_key(batch.tenant),
-            {},
-            added={
+            {
                 f"batches_{batch.status}": 1,
                 "completed": done.completed,
                 "failed": done.failed,
@@ -66,9 +70,22 @@ class Ledger(Store):
                 "reasoning_tokens": done.reasoning_tokens,
                 "gpu_seconds": round(done.gpu_seconds, 3),
                 "audio_seconds": round(done.audio_seconds, 3),
-                "cost": cost or 0.0,
+                "cost": total_of(uses).cost,
             },
         )
+        months = [_adds_of(use) for use in uses]
+        keys = [_month_key(batch.tenant, month, use.model) for use in uses]
+        return [total, *map(self._adding, keys, months)]
+
+    def list_month(self, tenant: str, month: str) -> Operation[list[ModelUse]]:
+        """Return the use of the tenant's batches that ended in a month, by model."""
+        prefix = _month_prefix(month)
+        found = yield from self.query(f"USAGE#{tenant}", prefix)
+        return [load(ModelUse, {"model": item["sk"].removeprefix(prefix)} | item) for item in found]
+
+    def _adding(self, key: dict[str, object], counts: Mapping[str, float]) -> dict[str, Any]:
+        change = expression({}, added=counts)
+        return {"Update": {"TableName": self.name, "Key": to_item(key), **change}}
 
     def get_total(self, tenant: str) -> Operation[Total]:
         """Return the totals of the tenant's ended batches."""
@@ -83,6 +100,20 @@ class Ledger(Store):
         """Return a batch's history, by time."""
         fields = yield from self.query(f"BATCH#{batch_id}", "HISTORY#")
         return [load(HistoryBucket, item) for item in fields]
+
+
+def _adds_of(use: ModelUse) -> dict[str, float]:
+    counts = dump(use)
+    del counts["model"]
+    return counts
+
+
+def _month_prefix(month: str) -> str:
+    return f"MONTH#{month}#"
+
+
+def _month_key(tenant: str, month: str, model: str) -> dict[str, object]:
+    return {"pk": f"USAGE#{tenant}", "sk": f"{_month_prefix(month)}{model}"}
 
 
 def _total_key(tenant: str) -> dict[str, object]:

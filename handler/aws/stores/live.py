@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from pydantic_core import from_json, to_json
 
-from tidemill.batch.model import Batch, Progress, Shard, ShardStatus, sum_of
+from tidemill.batch.model import ROW_TIMES, Batch, Progress, Shard, ShardStatus, sum_of
 from tidemill.batch.progress import LiveShard, ShardProgress
 
 from ..calls import Call, Operation
@@ -158,11 +158,18 @@ def count_key(shard: Shard) -> dict[str, object]:
 
 
 def counting(shard: Shard, progress: Progress) -> dict[str, Any]:
-    """Return the arguments of the update that adds a finished shard to its counts."""
+    """Return the arguments of the update that adds a finished shard to its counts.
+
+    The first shard added to them ran one of the first rows, and the last one of the last.
+    """
     slot = shard.number // _NUM_COUNTS % _NUM_LAST
+    counts = {"num_shards": 1} | nonzero_counts(progress.without_rates)
+    times = {name: counts.pop(name) for name in ROW_TIMES if name in counts}
+    first, last = ({name: times[name]} if name in times else {} for name in ROW_TIMES)
     return expression(
-        {f"last{slot}": shard.number, "expires": shard.expires},
-        added={"num_shards": 1} | nonzero_counts(progress.without_rates),
+        {f"last{slot}": shard.number, "expires": shard.expires, **last},
+        initial=first,
+        added=counts,
     )
 
 

@@ -191,26 +191,29 @@ def expression(
     increments: Mapping[str, int] | None = None,
     added: Mapping[str, float] | None = None,
     removed: Sequence[str] = (),
+    initial: Mapping[str, object] | None = None,
     condition: str | None = None,
     values: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
     """Return the arguments of an update; `#name` in a condition is the attribute of that name.
 
     A field that is None is removed. `increments` add to numbers that exist, `added` also to those
-    that do not.
+    that do not. `initial` fields are set only if they do not exist.
     """
-    increments, added = increments or {}, added or {}
+    increments, added, initial = increments or {}, added or {}, initial or {}
     sets = {name: value for name, value in fields.items() if value is not None}
     gone = [*removed, *(name for name, value in fields.items() if value is None)]
     clauses = []
     assignments = [f"#{name} = :set_{name}" for name in sets]
     assignments += [f"#{name} = #{name} + :add_{name}" for name in increments]
+    assignments += [f"#{name} = if_not_exists(#{name}, :set_{name})" for name in initial]
     if assignments:
         clauses.append(f"SET {', '.join(assignments)}")
     if gone:
         clauses.append(f"REMOVE {', '.join(f'#{name}' for name in gone)}")
     if added:
         clauses.append(f"ADD {', '.join(f'#{name} :plus_{name}' for name in added)}")
+    sets = {**sets, **initial}
     names = {*sets, *increments, *added, *gone, *_names_in(condition or "")}
     placed = {f":set_{name}": to_value(value) for name, value in sets.items()}
     placed |= {f":add_{name}": to_value(value) for name, value in increments.items()}

@@ -134,19 +134,26 @@ class Table(ShardStore):
         )
         return batch if is_set else None
 
-    def note_announced(self, batch: Batch) -> Operation[bool]:
+    def note_announced(
+        self, batch: Batch, others: Sequence[Mapping[str, Any]] = ()
+    ) -> Operation[bool]:
         """Record that the batch's status was announced; True for one of concurrent callers.
 
-        It is True for none if the reply to the first was lost, or the batch has moved on.
+        It is True for none if the reply to the first was lost, or the batch has moved on. The
+        `others` are written together with the record or not at all.
         """
+        change = expression(
+            {"announced": str(batch.status)},
+            condition="#status = :expected AND"
+            " (attribute_not_exists(#announced) OR #announced <> :expected)",
+            values={":expected": str(batch.status)},
+        )
+        update = {"TableName": self.name, "Key": to_item(batch_key(batch.id)), **change}
         try:
-            yield from self.update(
-                batch_key(batch.id),
-                {"announced": str(batch.status)},
-                "#status = :expected AND"
-                " (attribute_not_exists(#announced) OR #announced <> :expected)",
-                {":expected": str(batch.status)},
-            )
+            if others:
+                yield self.transact({"Update": update}, *others)
+            else:
+                yield Call("dynamodb", "update_item", update)
         except ConditionFailed:
             return False
         return True

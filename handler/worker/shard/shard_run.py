@@ -88,6 +88,8 @@ class ShardRun:
         self._unflushed = Unflushed()
         self._durable = claim.shard.progress.without_rates
         self._recorded = claim.shard.progress
+        self._first_row_at = claim.shard.progress.first_row_at
+        self._last_row_at = claim.shard.progress.last_row_at
         earlier = context.paces.pop(claim.shard.batch_id, None)
         self.pace = RateWindow(context.clock) if earlier is None else earlier
         self._part_numbers = count()
@@ -131,6 +133,8 @@ class ShardRun:
             escalated_gpu_seconds=round(before.escalated_gpu_seconds + by_second, 3),
             expected_input_tokens=round(expected.input * share),
             expected_output_tokens=round(expected.output * share),
+            first_row_at=self._first_row_at,
+            last_row_at=self._last_row_at,
             **self.pace.rates._asdict(),
         )
 
@@ -156,8 +160,13 @@ class ShardRun:
         self._context.history.add(self.batch, new, self._context.wall())
         self._context.gpu_usage.add(self.batch.tenant, new.gpu_seconds)
 
+    def begin(self) -> None:
+        """Note that a line is sent to an engine."""
+        self._first_row_at = self._first_row_at or round(self._context.wall(), 3)
+
     def finish(self, raw: RawLine, row: Row) -> None:
         """Add the row of a line that the engine has answered."""
+        self._last_row_at = round(self._context.wall(), 3)
         self.pending.finish(raw.number)
         self._context.emit_cold_start()
         is_draft = self.cascade.is_draft(raw, row.row)

@@ -82,9 +82,15 @@ def test_a_keyboard_is_enough(page: Page, cloud: Cloud, new_key: NewKey) -> None
     page.keyboard.type(new_key("default"))
     press("Enter")
     expect(page.get_by_role("heading", name="Batches")).to_be_focused()
-    press("Tab")
-    expect(page.get_by_role("link", name="New batch").last).to_be_focused()
-    press("Tab")
+    search = page.get_by_role("searchbox", name="Name or ID")
+    while not search.evaluate("one => one === document.activeElement"):
+        press("Tab")
+    page.keyboard.type("X.j")
+    press("Enter")
+    expect(page.get_by_text("Searched 1 batch.")).to_be_visible()
+    link = page.get_by_role("link", name="x.jsonl")
+    while not link.evaluate("one => one === document.activeElement"):
+        press("Tab")
     press("Enter")
     expect(page.get_by_role("heading", name="x.jsonl")).to_be_focused()
     press("Tab")

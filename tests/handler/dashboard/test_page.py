@@ -21,7 +21,7 @@ from tidemill.handler.deployment import deployment
 
 ROOT = Path(__file__).parents[3]
 PUBLIC = ["/dashboard", f"/dashboard/assets/{version()}/app.js"]
-VIEWS = ["session", "batches", "batches/batch_1"]
+VIEWS = ["session", "batches", "batches/batch_1", "month"]
 
 
 @pytest.fixture(autouse=True)

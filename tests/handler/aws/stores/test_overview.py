@@ -10,8 +10,9 @@ import pytest
 from tests.handler.aws.conftest import Run
 from tests.handler.aws.given import LEASE_SECONDS, NOW, in_progress, make_batch
 from tidemill.batch.model import Progress
+from tidemill.batch.month import ModelUse
 from tidemill.batch.states import TERMINAL, Status
-from tidemill.handler.aws.calls import RETRY_DELAYS_SECONDS, Call
+from tidemill.handler.aws.calls import RETRY_DELAYS_SECONDS, Call, Operation
 from tidemill.handler.aws.items import to_item
 from tidemill.handler.deployment import Deployment
 from tidemill.handler.errors import AwsError
@@ -97,13 +98,23 @@ def test_totals_add_up(run: Run, deployment: Deployment) -> None:
         (Status.FAILED, "others", 5.0),
     ):
         batch = make_batch(deployment, tenant=owner, status=status)
-        run(ledger.add_total(batch, DONE, cost))
+        uses = [ModelUse("m", 1, 7, gpu_seconds=0.1, cost=cost or 0.0)]
+        run(written(deployment, ledger.counts_of_end(batch, DONE, uses, "2026-11")))
+    assert run(ledger.list_month(tenant, "2026-11")) == [
+        ModelUse("m", 3, 21, gpu_seconds=0.3, cost=0.3)
+    ]
+    assert run(ledger.list_month(tenant, "2026-10")) == []
     total = run(ledger.get_total(tenant))
     assert total.done == Progress(21, 3, 210, 60, 63, 0.3, audio_seconds=4.5, reasoning_tokens=15)
     assert total.cost == 0.3
     expected: dict[Any, int] = dict.fromkeys(TERMINAL, 0)
     assert total.batches == expected | {"completed": 2, "expired": 1}
     assert sum(run(ledger.get_total("unknown")).batches.values()) == 0
+
+
+def written(deployment: Deployment, writes: list[dict[str, Any]]) -> Operation[None]:
+    """Do all the writes."""
+    yield deployment.table.transact(*writes)
 
 
 def new_tenant() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -61,6 +62,7 @@ def test_history_is_reported_at_intervals() -> None:
 async def test_a_batch_that_was_run_has_a_history(rig: Rig) -> None:
     """Its sums are those of the rows, over shards and over all that the worker did at its end."""
     work = rig.batch({}, {"status": 400}, {}, {}, shard_lines=2)
+    begin = time.time()
     async with rig.worker():
         await until(lambda: work.is_done)
     buckets = rig.run(rig.deployment.ledger.list_history(work.id))
@@ -68,6 +70,8 @@ async def test_a_batch_that_was_run_has_a_history(rig: Rig) -> None:
     assert sum(bucket.completed for bucket in buckets) == progress.completed == 3
     assert sum(bucket.failed for bucket in buckets) == progress.failed == 1
     assert sum(bucket.tokens for bucket in buckets) == progress.completion_tokens > 0
+    assert begin - 0.001 <= progress.first_row_at <= progress.last_row_at <= time.time() + 0.001
+    assert 0 < progress.row_seconds < time.time() - begin
     starts = [bucket.start for bucket in buckets]
     assert starts == sorted(starts)
     assert {bucket.seconds for bucket in buckets} == {60}

@@ -1,0 +1,41 @@
+"""The part of the list that shows the use of the deployment in a month."""
+
+from __future__ import annotations
+
+import time
+
+from aws_lambda_powertools.event_handler import Response
+
+from tidemill.batch.month import is_month, month_of, month_words, shifted, total_of
+
+from ..api.envelope.caller import aws, tenant_of
+from ..api.envelope.errors import Refused
+from ..api.routers.batches import router
+from ..deployment import deployment
+from ..queries.month import month_use
+from .page import html
+
+
+def month_view(month: str) -> Response[str]:
+    """Return the rows, tokens, GPU hours and cost of a month, by model."""
+    now, settings = time.time(), deployment().settings
+    present = month_of(now)
+    month = month or present
+    if not is_month(month):
+        raise Refused(f"{month[:20]!r} is not a month: use a form like `{present}`.", param="month")
+    tenant = tenant_of(router.context)
+    found = month_use(aws(), deployment(), tenant, month, now)
+    uses = [use for use in found.uses if use.completed or use.failed or use.gpu_seconds]
+    return html(
+        "month.html",
+        title="This month" if month == present else month_words(month),
+        words=month_words(month),
+        before=shifted(month, -1),
+        after=shifted(month, 1) if month < present else None,
+        uses=uses,
+        total=total_of(found.uses),
+        num_active=found.num_active,
+        tenant=tenant,
+        currency=settings.currency,
+        unpriced=[use.model for use in uses if settings.gpu_hour_price(use.model) is None],
+    )
