@@ -201,7 +201,7 @@ def parse_request(fields: Mapping[str, Any]) -> BatchParams:
     """
     options = options_of_request(fields)
     endpoint = _check_endpoint(fields.get("endpoint"))
-    idempotency_key = _check_idempotency_key(fields.get("idempotency_key"))
+    idempotency_key = check_idempotency_key(fields.get("idempotency_key"))
     return BatchParams(_check_name(fields.get("input_file_id")), endpoint, options, idempotency_key)
 
 
@@ -271,7 +271,8 @@ def _check_endpoint(endpoint: object) -> str:
         raise InvalidOption(f"`endpoint` must be one of {supported}.", param="endpoint") from exc
 
 
-def _check_idempotency_key(key: object) -> str | None:
+def check_idempotency_key(key: object) -> str | None:
+    """Return an idempotency key; raises InvalidOption."""
     if key is None or (isinstance(key, str) and 0 < len(key) <= MAX_IDEMPOTENCY_KEY_CHARS):
         return key
     raise InvalidOption(
@@ -297,7 +298,7 @@ def _check(requested: Mapping[str, Any], names: Mapping[str, str], metadata: obj
         completion_window=window,
         **urls,
         on_invalid_line=_check_choice(requested["on_invalid_line"], names["on_invalid_line"]),
-        metadata=_check_metadata(metadata),
+        metadata=check_metadata(metadata),
         max_cost=_check_cost(requested["max_cost"], names["max_cost"]),
         strict_parameters=_check_boolean(
             requested["strict_parameters"], names["strict_parameters"]
@@ -391,7 +392,8 @@ def _check_expiry(policy: object) -> int | None:
     return seconds
 
 
-def _check_metadata(metadata: object) -> dict[str, str]:
+def check_metadata(metadata: object) -> dict[str, str]:
+    """Return the metadata of a batch; raises InvalidOption."""
     if metadata is None:
         return {}
     if not isinstance(metadata, Mapping):

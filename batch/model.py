@@ -80,13 +80,33 @@ class Escalation:
 
 
 @dataclass(frozen=True, slots=True)
+class Retry:
+    """Selects the requests of the batch `of` that did not succeed, and edits them.
+
+    Requests that were refused as invalid are among them with `include_invalid`. `body` is a merge
+    patch of their bodies, as JSON, and `prompt` replaces the prompt of a table's recipe. `depth`
+    counts the retries of retries.
+    """
+
+    of: str
+    include_invalid: bool = False
+    body: str | None = None
+    prompt: str | None = None
+    depth: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Outputs:
-    """Object keys of a batch's results, all in its own bucket; `table_key` is set for tables."""
+    """Object keys of a batch's results, all in its own bucket.
+
+    `table_key` is set for tables, and `merged_key` for retries of other files.
+    """
 
     output_key: str
     error_key: str
     report_key: str
     table_key: str | None = None
+    merged_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,15 +230,18 @@ class Batch:
     and `failures` counts its failed runs. `source` is the JSONL that shards are ranges of: the
     input, or the converted input, whose source is then `original`. `predecessor` is the batch of
     the same name that this one replaced; its output is published first. `table_tries` counts the
-    runs that have started to write its table, and `questions` are the distributions of the answers
-    in it, as JSON. Deliveries to URLs are `delivered` or `failed`, after
-    a number of tries. `queued_lines` count against the tenant's limit until the end. The end is
-    reported to a webhook at `webhook_host`, whose next try is due at `webhook_due`. `turn` is the
+    runs that have started to write its table or its merged rows, and `questions` are the
+    distributions of the answers in the table, as JSON. Deliveries to URLs are `delivered` or
+    `failed`, after a number of tries. `queued_lines` count against the tenant's limit.
+    The end is reported to a webhook at `webhook_host`, whose next try is due at `webhook_due`.
+    `turn` is the
     Lambda run that owns the batch, and `turn_until` when the newest one ended or must end;
     `ended_at` is the chosen end. `seen` is what the reaper saw, and `seen_at` since when
     it is unchanged. From `expires` on the table may delete it, long after `expires_at`; None means
     never, also for everything that belongs to a batch. From `erasing_at` on clients see only its
     tombstone, and at `erased_at` nothing else is left. `escalation` names a second model, if any.
+    `retry` selects the lines of another batch's input, and `retried_by` is the newest such batch of
+    this one's lines.
     """
 
     id: str
@@ -258,6 +281,7 @@ class Batch:
     output_file_id: str | None = None
     error_file_id: str | None = None
     table_file_id: str | None = None
+    merged_file_id: str | None = None
     table_tries: int = 0
     questions: str | None = None
     output_delivery: str | None = None
@@ -284,6 +308,8 @@ class Batch:
     expires: int | None = None
     created_ns: int | None = None
     escalation: Escalation | None = None
+    retry: Retry | None = None
+    retried_by: str | None = None
 
     def model_of(self, *, is_escalated: bool) -> str:
         """Return the model whose workers run its shards: the first one's, or the escalated ones."""
@@ -329,12 +355,13 @@ class Batch:
 
     @property
     def is_table_due(self) -> bool:
-        """Say whether its rows are published and still need to be written as a table.
+        """Say whether its rows are published and still need to be written as a table, or merged.
 
         Cancelled batches never get a table.
         """
         has_rows = self.output_file_id is not None or self.error_file_id is not None
         is_missing = self.outputs.table_key is not None and self.table_file_id is None
+        is_missing |= self.outputs.merged_key is not None and self.merged_file_id is None
         return self.status is Status.FINALIZING and has_rows and is_missing
 
     @property

@@ -98,11 +98,14 @@ class _Erasure:
         while keys := aws.run(deployment.table.page_of_items(batch, _ITEMS_AT_ONCE)):
             aws.run_all(deployment.table.delete_item(key) for key in keys)
             self._check()
-        for key in (*(kind.key_of(batch) for kind in KINDS), batch.outputs.table_key):
+        written = (batch.outputs.table_key, batch.outputs.merged_key)
+        for key in (*(kind.key_of(batch) for kind in KINDS), *written):
             if key is not None:
                 self._erase_own(key, self._while_it_ran(_is_result(deployment, batch)))
         is_report = self._while_it_ran(_is_report(deployment, batch))
         self._erase_own(batch.outputs.report_key, is_report)
+        if batch.retry is not None:  # the input belongs to the retried batch
+            return True
         # Checked again: another batch may have begun to read it since the request was accepted.
         reader = aws.run(find_reader(deployment, batch))
         if reader is not None:

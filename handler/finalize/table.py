@@ -72,7 +72,9 @@ def make_table(
 
 
 def _make(lock: BatchLock) -> None:
-    key = lock.batch.outputs.table_key
+    is_table = lock.batch.outputs.table_key is not None
+    key = lock.batch.outputs.table_key or lock.batch.outputs.merged_key
+    name = "table" if is_table else "merged"
     assert key is not None
     try:
         found = find_made(lock, key) or _upload(lock, key)
@@ -81,16 +83,16 @@ def _make(lock: BatchLock) -> None:
     except (TableNotMade, TableError, RecipeError, FormatError) as exc:
         _give_up(lock, str(exc).rstrip("."))
     else:
-        file_id = result_file_id(lock.batch.id, "table")
+        file_id = result_file_id(lock.batch.id, name)
         record_file(lock, file_id, key, found)
-        lock.change(table_file_id=file_id)
+        lock.change(**{f"{name}_file_id": file_id})
         num_bytes = found["ContentLength"]
-        logger.info("table made", batch_id=lock.batch.id, key=key, num_bytes=num_bytes)
+        logger.info(f"{name} made", batch_id=lock.batch.id, key=key, num_bytes=num_bytes)
 
 
 def _upload(lock: BatchLock, key: str) -> Mapping[str, Any]:
     """Upload the table and return its S3 metadata; an unfinished upload is aborted."""
-    from .table_bytes import table_bytes  # late: not every Lambda has the libraries for tables
+    from .table_bytes import merged_rows, table_bytes  # late: not every Lambda has the libraries
 
     if lock.batch.table_tries == MAX_TRIES:
         raise TableNotMade("no run finished it")
@@ -102,7 +104,8 @@ def _upload(lock: BatchLock, key: str) -> Mapping[str, Any]:
     etags: dict[int, str] = {}
     questions: list[Mapping[str, Any]] = []
     try:
-        pieces = table_bytes(lock, questions.append)
+        is_table = lock.batch.outputs.table_key is not None
+        pieces = table_bytes(lock, questions.append) if is_table else merged_rows(lock)
         for number, part in enumerate(cut_into_parts(pieces, _PART_BYTES), 1):
             if number > MAX_PARTS:
                 raise TableNotMade(f"it is longer than {MAX_PARTS * _PART_BYTES:,} bytes")
@@ -125,10 +128,11 @@ def _upload(lock: BatchLock, key: str) -> Mapping[str, Any]:
 def _give_up(lock: BatchLock, reason: str) -> None:
     """End the batch without a table."""
     batch = lock.batch
+    thing = "table" if batch.outputs.table_key else "file of merged rows"
     message = (
-        f"The table could not be written: {reason}. Its rows are in {batch.outputs.output_key}."
+        f"The {thing} could not be written: {reason}. Its rows are in {batch.outputs.output_key}."
     )
     error = BatchError(TableNotMade.code, message)
     logger.error("table not written", batch_id=batch.id, reason=reason)
-    outputs = dump(batch.outputs) | {"table_key": None}
+    outputs = dump(batch.outputs) | {"table_key": None, "merged_key": None}
     lock.change(outputs=outputs, errors=[dump(each) for each in (*batch.errors, error)])

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import io
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from tidemill.batch.file.lines import read_lines
-from tidemill.batch.model import Source
-from tidemill.batch.result_kinds import KINDS
+from tidemill.batch.file.formats import stream_of
+from tidemill.batch.file.lines import RawLine, read_lines
+from tidemill.batch.file.row_order import rows_of_lines
 from tidemill.batch.table.reader import open_table, read_rows
 from tidemill.batch.table.recipe import parse_recipe
 from tidemill.batch.table.result_columns import ResultColumns, ResultFacts, kept_columns
@@ -23,11 +21,14 @@ from tidemill.batch.table.writer import open_writer
 
 from ..aws.objects.object_file import open_object
 from ..aws.objects.stream import LineStream, ObjectStream
-from ..errors import NotThere
+from ..inputs.request_lines import batches_with_rows, requests_of
+from ..inputs.row_sources import open_rows, row_sources
 from ..lifecycle.batch_lock import BatchLock
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+_Runs = list[list[Iterator[bytes]]]
 
 
 def table_bytes(lock: BatchLock, note: Callable[[Mapping[str, Any]], object]) -> Iterator[bytes]:
@@ -42,22 +43,14 @@ def table_bytes(lock: BatchLock, note: Callable[[Mapping[str, Any]], object]) ->
     assert batch.conversion.recipe is not None
     recipe = parse_recipe(json.loads(batch.conversion.recipe), may_escalate=True)
     recipe = replace(recipe, has_models=batch.escalation is not None)
-    sources = _row_sources(lock)
     with ExitStack() as stack:
-
-        def lines_of(source: Source) -> LineStream:
-            stream = stack.enter_context(closing(ObjectStream(aws, source)))
-            return LineStream(stream, look=lock.check_deadline)
-
-        def rows() -> Sequence[Iterator[bytes]]:
-            return [iter(partial(lines_of(each).readline, sys.maxsize), b"") for each in sources]
-
+        lines, rows = _lines_and_rows(lock, stack)
         table = open_table(stack.enter_context(open_object(aws, batch.input)))
         kept = kept_columns(recipe, table.schema)
-        facts = ResultFacts.of_rows(chain.from_iterable(rows()), recipe)
+        facts = ResultFacts.of_rows(chain.from_iterable(chain.from_iterable(rows())), recipe)
 
         def read(columns: ResultColumns) -> Iterator[Any]:
-            found = in_order(read_lines(lines_of(batch.source)), rows())
+            found = in_order(lines(), *rows())
             return output_batches(columns, read_rows(table, kept.names), found)
 
         columns = finished_columns(recipe, kept, facts, read)
@@ -71,20 +64,41 @@ def table_bytes(lock: BatchLock, note: Callable[[Mapping[str, Any]], object]) ->
         yield sink.take()
 
 
-def _row_sources(lock: BatchLock) -> list[Source]:
-    """Return the published objects of rows, pinned."""
-    batch, bucket, sources = lock.batch, lock.deployment.bucket, []
-    for kind in KINDS:
-        file_id = kind.field(batch, "file_id")
-        file = lock.aws.run(lock.deployment.files.get_file(file_id)) if file_id else None
-        if file is None:
-            continue
-        found = lock.aws.run(bucket.head(file.key, file.version_id))
-        if found is None:
-            raise NotThere(f"s3 head_object {file.key}")
-        etag, num_bytes = found["ETag"], found["ContentLength"]
-        sources.append(Source(bucket.name, file.key, etag, num_bytes, file.version_id))
-    return sources
+def merged_rows(lock: BatchLock) -> Iterator[bytes]:
+    """Yield the rows of the first batch that was retried, with the retried rows in their places.
+
+    Pieces may be empty. Raises NotThere and ObjectChanged if an input or rows are gone.
+    """
+    with ExitStack() as stack:
+        lines, rows = _lines_and_rows(lock, stack)
+        for _, row in rows_of_lines(lines(), rows()):
+            yield row or b""
+
+
+def _lines_and_rows(
+    lock: BatchLock, stack: ExitStack
+) -> tuple[Callable[[], Iterator[RawLine]], Callable[[], _Runs]]:
+    """Return functions that open the lines of the whole input, and the rows of each batch."""
+    aws, deployment, batch = lock.aws, lock.deployment, lock.batch
+    batches = batches_with_rows(aws, deployment, batch)
+    sources = [aws.run(row_sources(deployment, each)) for each in batches]
+
+    def requests() -> Iterator[bytes]:
+        recipe = None if batch.conversion is None else batch.conversion.recipe
+        for piece in requests_of(aws, deployment, batches[-1], recipe):
+            lock.check_deadline()
+            yield piece
+
+    def lines() -> Iterator[RawLine]:
+        if batch.retry is not None:  # the lines of its own are a part of them
+            return read_lines(stream_of(requests()))
+        stream = stack.enter_context(closing(ObjectStream(aws, batch.source)))
+        return read_lines(LineStream(stream, look=lock.check_deadline))
+
+    def rows() -> _Runs:
+        return [open_rows(aws, stack, each, lock.check_deadline) for each in sources]
+
+    return lines, rows
 
 
 class _Sink(io.RawIOBase):

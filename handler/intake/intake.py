@@ -39,6 +39,7 @@ from ..aws.objects.stream import CHUNK_BYTES
 from ..aws.queues import intake_message
 from ..aws.sync import Aws
 from ..deployment import Deployment
+from ..inputs.request_lines import retried_batch
 from ..lifecycle.announce import announce
 from ..lifecycle.batch_lock import LOCK_SECONDS, BatchLock, LockLost, Requeue
 from ..observability import logger
@@ -243,7 +244,9 @@ def _ingest(lock: BatchLock, chunk_bytes: int, *, is_patient: bool) -> None:
 def _ensure_jsonl(lock: BatchLock, *, is_patient: bool) -> FileFormat:
     """Return the file's format once its source is plain JSONL; raises FormatError, Requeue."""
     batch = lock.batch
-    if batch.conversion is None:
+    if batch.conversion is None and batch.retry is not None:
+        batch = _start_conversion(lock, *_of_retry(lock, batch))
+    elif batch.conversion is None:
         head = lock.aws.run(read_range(batch.source, 0, min(HEAD_BYTES, batch.source.num_bytes)))
         recipe = None
         if not begins_with_request(head):
@@ -260,12 +263,31 @@ def _ensure_jsonl(lock: BatchLock, *, is_patient: bool) -> FileFormat:
     return batch.conversion.form
 
 
+def _of_retry(lock: BatchLock, batch: Batch) -> tuple[FileFormat, TableRecipe | None]:
+    """Return the format of the retried batch's input, and its recipe with the edited prompt."""
+    conversion = retried_batch(lock.aws, lock.deployment, batch).conversion
+    if conversion is None or conversion.recipe is None:
+        return FileFormat() if conversion is None else conversion.form, None
+    from tidemill.batch.table.recipe import overridden, parse_recipe  # late: most are not tables
+
+    assert batch.retry is not None
+    edits = {} if batch.retry.prompt is None else {"prompt": batch.retry.prompt}
+    keys = overridden(json.loads(conversion.recipe), edits)
+    head = lock.aws.run(read_range(batch.source, 0, min(HEAD_BYTES, batch.source.num_bytes)))
+    form = parse_recipe(keys, may_escalate=True).output or detect_table(head) or "jsonl"
+    recipe = TableRecipe(json.dumps(keys, ensure_ascii=False), form, batch.escalation)
+    return conversion.form, recipe
+
+
 def _start_conversion(lock: BatchLock, form: FileFormat, recipe: TableRecipe | None) -> Batch:
     if recipe is not None:
         made = table_key(lock.batch.outputs, recipe.output)
         escalation = None if recipe.escalation is None else dump(recipe.escalation)
         outputs = dump(replace(lock.batch.outputs, table_key=made))
         lock.change(outputs=outputs, escalation=escalation)
+    elif lock.batch.retry is not None:
+        merged = lock.batch.outputs.output_key.removesuffix(".jsonl") + ".merged.jsonl"
+        lock.change(outputs=dump(replace(lock.batch.outputs, merged_key=merged)))
     batch, bucket = lock.batch, lock.deployment.bucket
     key = converted_key(batch.id)
     upload = lock.aws.run(bucket.create_work_upload(key))

@@ -84,7 +84,7 @@ def create_batch_of_drop(
     options, errors = _options_of_drop(found.get("Metadata", {}), default_window)
     optional: dict[str, Any] = {}
     try:
-        optional = yield from _webhook_of(deployment, tenant, options, "webhook-url", now)
+        optional = yield from webhook_of(deployment, tenant, options, "webhook-url", now)
         optional["escalation"] = _escalation_of(deployment, options)
     except InvalidOption as exc:
         errors = (*errors, _error_of(exc))
@@ -148,7 +148,7 @@ def create_batch(
             expires=deployment.settings.forget_at(expires_at),
             endpoint=params.endpoint,
             escalation=_escalation_of(deployment, options),
-            **(yield from _webhook_of(deployment, tenant, options, "webhook_url", now)),
+            **(yield from webhook_of(deployment, tenant, options, "webhook_url", now)),
         )
         made = yield from deployment.table.create_batch(batch)
     if made.erasing_at is not None:
@@ -187,7 +187,7 @@ def _error_of(exc: InvalidOption) -> BatchError:
     return BatchError(exc.code, exc.message, exc.param)
 
 
-def _webhook_of(
+def webhook_of(
     deployment: Deployment, tenant_name: str, options: Options, param: str, now: int
 ) -> Operation[dict[str, Any]]:
     """Return the webhook fields of a batch; empty if it has no webhook.

@@ -1,0 +1,263 @@
+"""Retry of a batch: the parameters of a request, and the lines that it selects and edits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import from_json, to_json
+
+from .batch_request import (
+    MAX_METADATA_PAIRS,
+    check_idempotency_key,
+    check_metadata,
+    window_seconds,
+)
+from .errors import HandlerError, InvalidOption
+from .file.lines import BOM, LineError, RawLine, parse_line
+from .file.row_order import rows_of_lines
+from .model import Batch, Options, Retry
+from .states import Status
+
+RETRY_OF: Final = "retry_of"
+"""Metadata key of a retry, for the retried batch's ID."""
+
+MAX_DEPTH: Final = 16
+_MAX_EDIT_BYTES: Final = 2**16
+_INVALID: Final = frozenset({400, 413, 422})
+"""Statuses of rows whose request would fail again unchanged."""
+
+FailureClass = Literal["retryable", "invalid", "malformed"]
+
+
+class NotRetryable(HandlerError):
+    """A batch whose requests cannot be retried."""
+
+    code = "not_retryable"
+
+
+class NothingToRetry(InvalidOption):
+    """A retry that selects no request."""
+
+    code = "nothing_to_retry"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param=None)
+
+
+class RetryRequest(BaseModel):
+    """A retry of a batch; a null parameter counts as missing."""
+
+    model_config = ConfigDict(strict=True)
+
+    include_invalid: Annotated[
+        bool | None,
+        Field(description="Also retry requests that were refused (status 400, 413 or 422)."),
+    ] = None
+    body: Annotated[
+        dict[str, Any] | None,
+        Field(description="A merge patch of the bodies, such as max_tokens; null removes a field."),
+    ] = None
+    prompt: Annotated[
+        str | None, Field(description="A prompt that replaces the prompt of a table's recipe.")
+    ] = None
+    completion_window: Annotated[
+        str | None,
+        Field(
+            description="The default is the window of the retried batch.",
+            json_schema_extra={"pattern": "^[1-9][0-9]*[mhd]$"},
+        ),
+    ] = None
+    metadata: Annotated[
+        dict[str, str] | None,
+        Field(description="Added to the metadata of the retried batch."),
+    ] = None
+    idempotency_key: Annotated[
+        str | None,
+        Field(description="A repeated request with the same key returns the first one's batch."),
+    ] = None
+
+
+class RetryParams(NamedTuple):
+    """A retry, and the options of its batch."""
+
+    retry: Retry
+    options: Options
+
+
+def check_retryable(batch: Batch) -> None:
+    """Raise NotRetryable for a batch that has not ended, or failed as a whole.
+
+    Raises NothingToRetry for one whose requests have all succeeded.
+    """
+    if not batch.is_terminal:
+        raise NotRetryable(f"Batch {batch.id} is {batch.status}: retry it when it has ended.")
+    if batch.status is Status.FAILED and batch.output_file_id is batch.error_file_id is None:
+        raise NotRetryable(
+            f"Batch {batch.id} failed as a whole: correct its file and submit it again."
+        )
+    if batch.retry is not None and batch.retry.depth >= MAX_DEPTH:
+        raise NotRetryable(
+            f"Batch {batch.id} is a retry of a retry, {MAX_DEPTH} times in a row: submit its "
+            "requests as a new file."
+        )
+    if batch.num_rows and batch.final is not None and batch.final.completed >= batch.num_rows:
+        raise NothingToRetry(f"All requests of batch {batch.id} succeeded.")
+
+
+def parse_retry(batch: Batch, request: RetryRequest) -> RetryParams:
+    """Return a retry of a batch and the options of the new batch; raises InvalidOption."""
+    old = batch.options
+    window = request.completion_window or old.completion_window
+    window_seconds(window)
+    metadata = {**old.metadata, **check_metadata(request.metadata)}
+    if len(metadata) < MAX_METADATA_PAIRS or RETRY_OF in metadata:
+        metadata[RETRY_OF] = batch.id
+    check_metadata(metadata)
+    check_idempotency_key(request.idempotency_key)
+    is_table = batch.conversion is not None and batch.conversion.recipe is not None
+    if request.prompt is not None and not is_table:
+        raise InvalidOption(
+            "`prompt` is supported only for tables: edit `body` instead.", param="prompt"
+        )
+    retry = Retry(
+        batch.id,
+        include_invalid=bool(request.include_invalid),
+        body=_text("body", to_json(request.body, inf_nan_mode="constants"))
+        if request.body
+        else None,
+        prompt=None if request.prompt is None else _text("prompt", _encoded(request.prompt)),
+        depth=1 if batch.retry is None else batch.retry.depth + 1,
+    )
+    options = Options(
+        window,
+        metadata=metadata,
+        webhook_url=old.webhook_url,
+        max_cost=old.max_cost,
+        escalate=old.escalate,
+        escalate_below=old.escalate_below,
+    )
+    return RetryParams(retry, options)
+
+
+def _encoded(prompt: str) -> bytes:
+    if not prompt.strip():
+        raise InvalidOption("`prompt` is empty.", param="prompt")
+    try:
+        return prompt.encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidOption("`prompt` contains an unpaired surrogate.", param="prompt") from exc
+
+
+def _text(name: str, data: bytes) -> str:
+    if len(data) > _MAX_EDIT_BYTES:
+        raise InvalidOption(
+            f"`{name}` has {len(data):,} bytes, and the limit is {_MAX_EDIT_BYTES:,}.", param=name
+        )
+    return data.decode()
+
+
+def merge_patched(value: object, patch: object) -> Any:
+    """Return a JSON value with a merge patch (RFC 7396): null removes a field."""
+    if not isinstance(patch, Mapping):
+        return patch
+    merged = dict(value) if isinstance(value, Mapping) else {}
+    for name, change in patch.items():
+        if change is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = merge_patched(merged.get(name), change)
+    return merged
+
+
+def class_of_failure(row: bytes) -> FailureClass:
+    """Return whether a retry may change a failed row, or why not."""
+    fields = from_json(row)
+    response, error = fields.get("response"), fields.get("error")
+    if isinstance(response, dict):
+        return "invalid" if response.get("status_code") in _INVALID else "retryable"
+    is_malformed = isinstance(error, dict) and error.get("code") == "invalid_json_line"
+    return "malformed" if is_malformed else "retryable"
+
+
+@dataclass(slots=True)
+class FailureCounts:
+    """Failed rows by class; `not_run` counts lines without a row."""
+
+    retryable: int = 0
+    invalid: int = 0
+    malformed: int = 0
+    not_run: int = 0
+
+    def add(self, kind: FailureClass) -> None:
+        """Count a failed row."""
+        setattr(self, kind, getattr(self, kind) + 1)
+
+    @property
+    def total(self) -> int:
+        """Number of lines that did not succeed."""
+        return self.retryable + self.invalid + self.malformed + self.not_run
+
+    def num_selected(self, *, include_invalid: bool) -> int:
+        """Return the number of requests of a retry."""
+        return self.retryable + self.not_run + (self.invalid if include_invalid else 0)
+
+    @property
+    def reason(self) -> str:
+        """Return why nothing can be retried."""
+        fixed = self.invalid + self.malformed
+        words = f"{fixed:,} of {self.total:,} failed for reasons that a retry does not change."
+        return words + (" To retry them, set `include_invalid`." if self.invalid else "")
+
+
+@dataclass(slots=True)
+class RetryLines:
+    """The lines of a retry, from those of the retried batch and its rows."""
+
+    retry: Retry
+    is_whole: bool
+    counts: FailureCounts = field(default_factory=FailureCounts)
+
+    def select(self, lines: Iterable[RawLine], files: Sequence[Iterable[bytes]]) -> Iterator[bytes]:
+        """Yield the selected lines, edited, and an empty piece for each other line.
+
+        `files` are the error file and the output, each in line order. If the retried batch
+        `is_whole`, each line without a row in them has succeeded: the output is not needed.
+        """
+        patch = None if self.retry.body is None else from_json(self.retry.body)
+        for raw, row in rows_of_lines(lines, [files]):
+            is_wanted = self._is_wanted(row)
+            yield self._line(raw, patch) if is_wanted else b""
+
+    def _is_wanted(self, row: bytes | None) -> bool:
+        if row is None:
+            self.counts.not_run += not self.is_whole
+            return not self.is_whole
+        if _is_success(row):
+            return False
+        kind = class_of_failure(row)
+        self.counts.add(kind)
+        may_be_edited = self.retry.include_invalid and (
+            kind == "invalid" or self.retry.prompt is not None
+        )
+        return kind == "retryable" or may_be_edited
+
+    def _line(self, raw: RawLine, patch: object) -> bytes:
+        if raw.overlong is not None:
+            return b""
+        if patch is None:
+            return raw.data + b"\n"
+        try:
+            line = parse_line(raw)
+        except LineError:
+            return raw.data + b"\n"
+        fields = from_json(raw.data.removeprefix(BOM))
+        fields["body"] = merge_patched(line.body, patch)
+        return to_json(fields, inf_nan_mode="constants") + b"\n"
+
+
+def _is_success(row: bytes) -> bool:
+    # Quotes inside strings are escaped, so a custom ID cannot contain this.
+    return b',"response":{"status_code":200,' in row
