@@ -70,6 +70,14 @@ def show_errors(batch_id: str) -> Response[Any]:
     return errors(batch_id)
 
 
+@router.get("/dashboard/view/batches/<batch_id>/retry", compress=True, include_in_schema=False)
+def show_retry(batch_id: str) -> Response[Any]:
+    """Return the counts and the dialog of a retry; empty if nothing can be retried."""
+    from .retry import retry
+
+    return retry(batch_id)
+
+
 @router.get("/dashboard/view/new", compress=True, include_in_schema=False)
 def show_form() -> Response[Any]:
     """Return the form of a new batch."""
