@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
+from collections.abc import Callable
 from typing import Any, Final
 from uuid import uuid4
 
@@ -21,8 +22,8 @@ from tidemill.batch.batch_request import (
     parse_request,
     window_seconds,
 )
-from tidemill.batch.errors import InvalidMove
-from tidemill.batch.model import Batch, Source
+from tidemill.batch.errors import InvalidMove, KeyReused
+from tidemill.batch.model import Batch, Retry, Source
 from tidemill.batch.object_keys import DROP_TENANT, batch_id_of_request, outputs_of_request
 from tidemill.batch.pagination import make_page
 from tidemill.batch.results_object import (
@@ -33,6 +34,13 @@ from tidemill.batch.results_object import (
     result_row,
     rows_deleted_message,
 )
+from tidemill.batch.retry import (
+    NotRetryable,
+    RetryParams,
+    RetryRequest,
+    check_retryable,
+    parse_retry,
+)
 from tidemill.protocol.errors import RequestError
 
 from ..errors import json_response
@@ -40,6 +48,7 @@ from ..request_bodies import BodyReader
 from .batches import StoredBatch
 from .folder import is_full
 from .query_params import int_param, not_found, options_as_request_errors, parse_model
+from .retry import FileGone, make_input
 from .rows import RowsGone
 from .runner import Runner
 from .store import Store
@@ -67,6 +76,7 @@ class BatchRoutes:
             Route("/v1/batches", self.list, methods=["GET"]),
             Route("/v1/batches/{batch_id}", self.retrieve, methods=["GET"]),
             Route("/v1/batches/{batch_id}/cancel", self.cancel, methods=["POST"]),
+            Route("/v1/batches/{batch_id}/retry", self.retry, methods=["POST"]),
             Route("/v1/batches/{batch_id}/results", self.list_results, methods=["GET"]),
         ]
 
@@ -74,9 +84,21 @@ class BatchRoutes:
         """Create a batch from a file, or return the one with the same idempotency key."""
         async with _BODY_READER.read_object(request.scope, request.receive) as body:
             fields = _fields_of(body, request.headers.get("idempotency-key"))
+        return await self._start(lambda: self._create(parse_request(fields)))
+
+    async def retry(self, request: Request) -> Response:
+        """Create a batch of the requests of another that failed or did not run."""
+        old = (await self._stored(request.path_params["batch_id"])).batch
+        async with _BODY_READER.read_object(request.scope, request.receive) as body:
+            asked = parse_model(RetryRequest, body)
+        key = _one_key(asked.idempotency_key, request.headers.get("idempotency-key"))
+        return await self._start(lambda: self._retry(old, parse_retry(old, asked), key))
+
+    async def _start(self, create: Callable[[], Batch]) -> Response:
+        """Create a batch in a thread, and start it."""
         try:
             with options_as_request_errors():
-                batch = await asyncio.to_thread(self._create, parse_request(fields))
+                batch = await asyncio.to_thread(create)
         except (OSError, sqlite3.Error) as exc:
             if is_full(exc):
                 raise disk_full() from exc
@@ -158,7 +180,37 @@ class BatchRoutes:
         parsed.check_same(made)
         return made
 
-    def _create_batch(self, batch_id: str, parsed: BatchParams) -> Batch:
+    def _retry(self, old: Batch, params: RetryParams, key: str | None) -> Batch:
+        batch_id = batch_id_of_request(DROP_TENANT, key or uuid4().hex)
+        stored = self._store.batches.get(batch_id)
+        if stored is None:
+            try:
+                check_retryable(old)
+                file = make_input(self._store, old, params.retry)
+            except NotRetryable as exc:
+                raise RequestError(str(exc), code=exc.code) from exc
+            except FileGone as exc:
+                raise RequestError(
+                    f"The input or the rows of batch {old.id} were deleted ({exc}): submit its "
+                    "file again.",
+                    code="input_gone",
+                    status_code=410,
+                ) from exc
+            parsed = BatchParams(file.id, old.endpoint, params.options)
+            made = self._create_batch(batch_id, parsed, retry=params.retry)
+        else:
+            made = stored.batch
+        if (made.retry, made.options) != params:
+            raise KeyReused(
+                "This `idempotency_key` was already used for another batch: use a new key.",
+                param="idempotency_key",
+            )
+        self._store.batches.change(old.id, retried_by=made.id)
+        return made
+
+    def _create_batch(
+        self, batch_id: str, parsed: BatchParams, *, retry: Retry | None = None
+    ) -> Batch:
         now, file = int(time.time()), self._store.files.get(parsed.input_file_id)
         if file is None or not self._store.link_input(file.id, batch_id):
             raise invalid_input_file("was not found")
@@ -172,6 +224,7 @@ class BatchRoutes:
             created_at=now,
             expires_at=now + window_seconds(parsed.options.completion_window),
             endpoint=parsed.endpoint,
+            retry=retry,
         )
         return self._store.batches.create(batch)
 
@@ -192,11 +245,14 @@ def _fields_of(body: dict[str, Any], key: str | None) -> dict[str, Any]:
             param="input_file_id",
             code="invalid_option",
         )
-    if key is not None:
-        if fields["idempotency_key"] not in (None, key):
-            raise RequestError(
-                "`idempotency_key` and the `Idempotency-Key` header differ: send one of them.",
-                param="idempotency_key",
-            )
-        fields["idempotency_key"] = key
+    fields["idempotency_key"] = _one_key(fields["idempotency_key"], key)
     return fields
+
+
+def _one_key(field: str | None, header: str | None) -> str | None:
+    if header is not None and field not in (None, header):
+        raise RequestError(
+            "`idempotency_key` and the `Idempotency-Key` header differ: send one of them.",
+            param="idempotency_key",
+        )
+    return field if header is None else header

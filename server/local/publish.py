@@ -11,6 +11,7 @@ from tidemill.batch.states import Status
 
 from .batch_run import lines_without_row, open_input
 from .folder import sync_folder
+from .retry import make_merged
 from .rows import Rows
 from .store import Store
 
@@ -38,12 +39,15 @@ def publish(store: Store, batch: Batch, status: Status, now: float, **changes: o
     made = {
         kind: file for kind in KINDS if (file := _make_file(store, batch, kind, rows)) is not None
     }
+    merged = make_merged(store, batch, made)
     sync_folder(store.folder.files)
     stored = store.batches.get(batch.id)
     assert stored is not None, batch.id
     ids = {f"{kind.name}_file_id": file.id for kind, file in made.items()}
+    if merged is not None:
+        ids["merged_file_id"] = merged.id
     with store.database.writing() as connection:
-        for file in made.values():
+        for file in (*made.values(), *filter(None, [merged])):
             store.files.put_by(connection, file)
         ended = store.batches.move_by(
             connection, batch.id, status, now, final=stored.progress.without_rates, **ids, **changes

@@ -1,0 +1,90 @@
+"""Retries of a local server's batches: the selected lines, and the merged rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.local.rig import Local, ScriptedEngine, lines_of, serving
+
+
+async def retried(local: Local, batch_id: str, **fields: Any) -> dict[str, Any]:
+    """Return the retry of a batch at its end."""
+    answer = await local.client.post(f"/v1/batches/{batch_id}/retry", json=fields)
+    assert answer.status_code == 200, answer.text
+    return await local.ended(answer.json()["id"])
+
+
+async def statuses(local: Local, file_id: str | None) -> dict[str, int]:
+    """Return the status of each row of a file, in their order."""
+    rows = await local.rows(file_id)
+    return {row["custom_id"]: row["response"]["status_code"] for row in rows}
+
+
+async def test_failed_requests_run_again_and_their_rows_are_merged(tmp_path: Path) -> None:
+    """Only they are edited; a retry of the retry merges the rows of all three batches."""
+    bodies = [{}, {"status": 500}, {"status": 400}, {}, {"status": 500, "say": "x"}]
+    async with serving(tmp_path) as local:
+        old = await local.ended((await local.submit(lines_of(bodies), metadata={"a": "b"}))["id"])
+        made = await retried(local, old["id"], body={"status": 503})
+        assert made["metadata"] == {"a": "b", "retry_of": old["id"]}
+        assert made["tidemill"]["retry_of"] == old["id"]
+        assert (await local.batch(old["id"]))["tidemill"]["retried_by"] == made["id"]
+        assert local.engine.requests[5:] == ["s1", "x"]
+        again = await retried(local, made["id"], body={"status": None})
+        merged = again["tidemill"]["merged_file_id"]
+        assert await statuses(local, merged) == {"c0": 200, "c1": 200, "c2": 400, "c3": 200} | {
+            "c4": 200
+        }
+        name = (await local.client.get(f"/v1/files/{again['input_file_id']}")).json()["filename"]
+        assert name == "in.retry.jsonl"
+
+
+async def test_requests_that_were_not_run_are_retried(tmp_path: Path) -> None:
+    """They have no row in a cancelled batch."""
+    engine = ScriptedEngine()
+    async with serving(tmp_path, engine) as local:
+        batch = await local.submit(lines_of([{}, {"wait": True}]))
+        await local.until(batch["id"], lambda now: now["request_counts"]["completed"] == 1)
+        await local.client.post(f"/v1/batches/{batch['id']}/cancel")
+        await local.ended(batch["id"])
+        engine.go.set()
+        made = await retried(local, batch["id"])
+        assert await statuses(local, made["output_file_id"]) == {"c1": 200}
+        assert await statuses(local, made["tidemill"]["merged_file_id"]) == {"c0": 200, "c1": 200}
+
+
+@pytest.mark.parametrize(
+    ("bodies", "fields", "code"),
+    [
+        ([{}], {}, "nothing_to_retry"),
+        ([{"status": 400}], {}, "nothing_to_retry"),
+        ([{"status": 500}], {"prompt": "x"}, "invalid_option"),
+        ([{"status": 500}], {"body": 1}, "invalid_parameter"),
+    ],
+)
+async def test_retries_that_cannot_be_made_are_refused(
+    tmp_path: Path, bodies: list[dict[str, Any]], fields: dict[str, Any], code: str
+) -> None:
+    """Each refusal has its code, and no batch is created."""
+    async with serving(tmp_path) as local:
+        batch = await local.ended((await local.submit(lines_of(bodies)))["id"])
+        answer = await local.client.post(f"/v1/batches/{batch['id']}/retry", json=fields)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
+        listed = (await local.client.get("/v1/batches")).json()["data"]
+        assert [each["id"] for each in listed] == [batch["id"]]
+
+
+async def test_deleted_rows_cannot_be_retried(tmp_path: Path) -> None:
+    """The answer is 410; a repeated request with an idempotency key returns the first batch."""
+    async with serving(tmp_path) as local:
+        batch = await local.ended((await local.submit(lines_of([{"status": 500}])))["id"])
+        url, key = f"/v1/batches/{batch['id']}/retry", {"idempotency_key": "k"}
+        first = (await local.client.post(url, json=key)).json()["id"]
+        assert (await local.client.post(url, json=key)).json()["id"] == first
+        other = await local.client.post(url, json=key | {"include_invalid": True})
+        assert other.json()["error"]["code"] == "idempotency_key_reused"
+        await local.client.delete(f"/v1/files/{batch['error_file_id']}")
+        assert (await local.client.post(url, json={})).status_code == 410
