@@ -97,15 +97,11 @@ class OutputExpiresAfter(BaseModel):
     ]
 
 
-class BatchRequest(BaseModel):
-    """A new batch; a null parameter counts as missing."""
+class BatchOptions(BaseModel):
+    """Options of a new batch; a null parameter counts as missing."""
 
     model_config = ConfigDict(strict=True)
 
-    input_file_id: Annotated[
-        str, Field(description="A file ID, or an s3:// URI of this bucket with a key under input/.")
-    ]
-    endpoint: Annotated[str, Field(json_schema_extra={"enum": list(ENDPOINTS)})]
     completion_window: Annotated[
         str | None,
         Field(
@@ -169,6 +165,15 @@ class BatchRequest(BaseModel):
     def fields(self) -> dict[str, Any]:
         """Return the parameters by name."""
         return self.model_dump()
+
+
+class BatchRequest(BatchOptions):
+    """A new batch; a null parameter counts as missing."""
+
+    input_file_id: Annotated[
+        str, Field(description="A file ID, or an s3:// URI of this bucket with a key under input/.")
+    ]
+    endpoint: Annotated[str, Field(json_schema_extra={"enum": list(ENDPOINTS)})]
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +303,7 @@ def _check(requested: Mapping[str, Any], names: Mapping[str, str], metadata: obj
         completion_window=window,
         **urls,
         on_invalid_line=_check_choice(requested["on_invalid_line"], names["on_invalid_line"]),
-        metadata=check_metadata(metadata),
+        metadata=_check_metadata(metadata),
         max_cost=_check_cost(requested["max_cost"], names["max_cost"]),
         strict_parameters=_check_boolean(
             requested["strict_parameters"], names["strict_parameters"]
@@ -392,8 +397,7 @@ def _check_expiry(policy: object) -> int | None:
     return seconds
 
 
-def check_metadata(metadata: object) -> dict[str, str]:
-    """Return the metadata of a batch; raises InvalidOption."""
+def _check_metadata(metadata: object) -> dict[str, str]:
     if metadata is None:
         return {}
     if not isinstance(metadata, Mapping):

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from pydantic_core import from_json, to_json
 
 from .batch_request import (
     MAX_METADATA_PAIRS,
+    BatchOptions,
     check_idempotency_key,
-    check_metadata,
-    window_seconds,
+    options_of_request,
 )
 from .errors import HandlerError, InvalidOption
 from .file.lines import BOM, LineError, RawLine, parse_line
@@ -25,6 +25,7 @@ RETRY_OF: Final = "retry_of"
 """Metadata key of a retry, for the retried batch's ID."""
 
 MAX_DEPTH: Final = 16
+_INHERITED: Final = ("completion_window", "webhook_url", "max_cost", "escalate", "escalate_below")
 _MAX_EDIT_BYTES: Final = 2**16
 _INVALID: Final = frozenset({400, 413, 422})
 """Statuses of rows whose request would fail again unchanged."""
@@ -47,10 +48,8 @@ class NothingToRetry(InvalidOption):
         super().__init__(message, param=None)
 
 
-class RetryRequest(BaseModel):
-    """A retry of a batch; a null parameter counts as missing."""
-
-    model_config = ConfigDict(strict=True)
+class RetryRequest(BatchOptions):
+    """A retry of a batch; a null parameter counts as missing, or is that of the retried batch."""
 
     include_invalid: Annotated[
         bool | None,
@@ -62,21 +61,6 @@ class RetryRequest(BaseModel):
     ] = None
     prompt: Annotated[
         str | None, Field(description="A prompt that replaces the prompt of a table's recipe.")
-    ] = None
-    completion_window: Annotated[
-        str | None,
-        Field(
-            description="The default is the window of the retried batch.",
-            json_schema_extra={"pattern": "^[1-9][0-9]*[mhd]$"},
-        ),
-    ] = None
-    metadata: Annotated[
-        dict[str, str] | None,
-        Field(description="Added to the metadata of the retried batch."),
-    ] = None
-    idempotency_key: Annotated[
-        str | None,
-        Field(description="A repeated request with the same key returns the first one's batch."),
     ] = None
 
 
@@ -109,13 +93,13 @@ def check_retryable(batch: Batch) -> None:
 
 def parse_retry(batch: Batch, request: RetryRequest) -> RetryParams:
     """Return a retry of a batch and the options of the new batch; raises InvalidOption."""
-    old = batch.options
-    window = request.completion_window or old.completion_window
-    window_seconds(window)
-    metadata = {**old.metadata, **check_metadata(request.metadata)}
-    if len(metadata) < MAX_METADATA_PAIRS or RETRY_OF in metadata:
-        metadata[RETRY_OF] = batch.id
-    check_metadata(metadata)
+    old, given = batch.options, request.fields()
+    fields = {name: getattr(old, name) for name in _INHERITED}
+    fields |= {name: value for name, value in given.items() if value is not None}
+    fields["metadata"] = {**old.metadata, **(request.metadata or {})}
+    if len(fields["metadata"]) < MAX_METADATA_PAIRS or RETRY_OF in fields["metadata"]:
+        fields["metadata"][RETRY_OF] = batch.id
+    options = options_of_request(fields)
     check_idempotency_key(request.idempotency_key)
     is_table = batch.conversion is not None and batch.conversion.recipe is not None
     if request.prompt is not None and not is_table:
@@ -130,14 +114,6 @@ def parse_retry(batch: Batch, request: RetryRequest) -> RetryParams:
         else None,
         prompt=None if request.prompt is None else _text("prompt", _encoded(request.prompt)),
         depth=1 if batch.retry is None else batch.retry.depth + 1,
-    )
-    options = Options(
-        window,
-        metadata=metadata,
-        webhook_url=old.webhook_url,
-        max_cost=old.max_cost,
-        escalate=old.escalate,
-        escalate_below=old.escalate_below,
     )
     return RetryParams(retry, options)
 

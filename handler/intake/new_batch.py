@@ -85,7 +85,7 @@ def create_batch_of_drop(
     optional: dict[str, Any] = {}
     try:
         optional = yield from webhook_of(deployment, tenant, options, "webhook-url", now)
-        optional["escalation"] = _escalation_of(deployment, options)
+        optional["escalation"] = requested_escalation(deployment, options)
     except InvalidOption as exc:
         errors = (*errors, _error_of(exc))
     errors = (*errors, *_key_errors(drop.key, drop_tenants=settings.drop_tenants))
@@ -147,7 +147,7 @@ def create_batch(
             expires_at=expires_at,
             expires=deployment.settings.forget_at(expires_at),
             endpoint=params.endpoint,
-            escalation=_escalation_of(deployment, options),
+            escalation=requested_escalation(deployment, options),
             **(yield from webhook_of(deployment, tenant, options, "webhook_url", now)),
         )
         made = yield from deployment.table.create_batch(batch)
@@ -171,7 +171,7 @@ def _options_of_drop(
         return Options(default_window), (_error_of(exc),)
 
 
-def _escalation_of(deployment: Deployment, options: Options) -> Escalation | None:
+def requested_escalation(deployment: Deployment, options: Options) -> Escalation | None:
     """Return the second model of a batch's options, if any; raises InvalidOption."""
     if options.escalate is None or options.escalate_below is None:
         return None

@@ -91,6 +91,7 @@ class BatchRoutes:
         old = (await self._stored(request.path_params["batch_id"])).batch
         async with _BODY_READER.read_object(request.scope, request.receive) as body:
             asked = parse_model(RetryRequest, body)
+        _check_supported(asked.fields())
         key = _one_key(asked.idempotency_key, request.headers.get("idempotency-key"))
         return await self._start(lambda: self._retry(old, parse_retry(old, asked), key))
 
@@ -232,13 +233,7 @@ class BatchRoutes:
 def _fields_of(body: dict[str, Any], key: str | None) -> dict[str, Any]:
     """Return the parameters of a new batch; raises `RequestError` for unsupported ones."""
     fields = parse_model(BatchRequest, body).fields()
-    for name, instead in _OF_CLOUD.items():
-        if fields[name] is not None:
-            raise RequestError(
-                f"`{name}` is supported only by a cloud deployment: {instead}.",
-                param=name,
-                code="invalid_option",
-            )
+    _check_supported(fields)
     if fields["input_file_id"].startswith(S3):
         raise RequestError(
             "`input_file_id` must be a file ID: a local server cannot read from S3.",
@@ -247,6 +242,16 @@ def _fields_of(body: dict[str, Any], key: str | None) -> dict[str, Any]:
         )
     fields["idempotency_key"] = _one_key(fields["idempotency_key"], key)
     return fields
+
+
+def _check_supported(fields: dict[str, Any]) -> None:
+    for name, instead in _OF_CLOUD.items():
+        if fields[name] is not None:
+            raise RequestError(
+                f"`{name}` is supported only by a cloud deployment: {instead}.",
+                param=name,
+                code="invalid_option",
+            )
 
 
 def _one_key(field: str | None, header: str | None) -> str | None:
