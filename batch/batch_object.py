@@ -121,7 +121,8 @@ class TidemillObject(BaseModel):
     `has_worker` says whether a worker is running lines of the batch. An erasure starts at
     `erasing_at`, and all bytes of the batch are deleted at `erased_at`.
     A retry runs requests of the batch `retry_of`, whose newest retry is `retried_by`.
-    `merged_file_id` has all rows of a retried JSONL file, with the retried rows in their places.
+    Its rows then replace those of that batch, whose counts and file IDs change; `merge` says
+    whether that is `done` or `failed`.
     """
 
     seconds: int
@@ -155,7 +156,7 @@ class TidemillObject(BaseModel):
     erased_at: int | None
     retry_of: str | None
     retried_by: str | None
-    merged_file_id: str | None
+    merge: Literal["done", "failed"] | None
 
 
 class BatchObject(BaseModel):
@@ -313,7 +314,7 @@ def _tidemill_object(
         erased_at=batch.erased_at,
         retry_of=None if batch.retry is None else batch.retry.of,
         retried_by=batch.retried_by,
-        merged_file_id=batch.merged_file_id,
+        merge=batch.merge,
     )
 
 

@@ -84,29 +84,23 @@ class Retry:
     """Selects the requests of the batch `of` that did not succeed, and edits them.
 
     Requests that were refused as invalid are among them with `include_invalid`. `body` is a merge
-    patch of their bodies, as JSON, and `prompt` replaces the prompt of a table's recipe. `depth`
-    counts the retries of retries.
+    patch of their bodies, as JSON, and `prompt` replaces the prompt of a table's recipe.
     """
 
     of: str
     include_invalid: bool = False
     body: str | None = None
     prompt: str | None = None
-    depth: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Object keys of a batch's results, all in its own bucket.
-
-    `table_key` is set for tables, and `merged_key` for retries of other files.
-    """
+    """Object keys of a batch's results, all in its own bucket; `table_key` is set for tables."""
 
     output_key: str
     error_key: str
     report_key: str
     table_key: str | None = None
-    merged_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +224,7 @@ class Batch:
     and `failures` counts its failed runs. `source` is the JSONL that shards are ranges of: the
     input, or the converted input, whose source is then `original`. `predecessor` is the batch of
     the same name that this one replaced; its output is published first. `table_tries` counts the
-    runs that have started to write its table or its merged rows, and `questions` are the
+    runs that have started to write its table or to merge its rows, and `questions` are the
     distributions of the answers in the table, as JSON. Deliveries to URLs are `delivered` or
     `failed`, after a number of tries. `queued_lines` count against the tenant's limit.
     The end is reported to a webhook at `webhook_host`, whose next try is due at `webhook_due`.
@@ -240,8 +234,8 @@ class Batch:
     it is unchanged. From `expires` on the table may delete it, long after `expires_at`; None means
     never, also for everything that belongs to a batch. From `erasing_at` on clients see only its
     tombstone, and at `erased_at` nothing else is left. `escalation` names a second model, if any.
-    `retry` selects the lines of another batch's input, and `retried_by` is the newest such batch of
-    this one's lines.
+    `retry` selects the lines of another batch's input, and `merge` is the outcome of merging its
+    rows into that batch's results. `retried_by` is the newest retry of this batch.
     """
 
     id: str
@@ -281,7 +275,6 @@ class Batch:
     output_file_id: str | None = None
     error_file_id: str | None = None
     table_file_id: str | None = None
-    merged_file_id: str | None = None
     table_tries: int = 0
     questions: str | None = None
     output_delivery: str | None = None
@@ -310,6 +303,7 @@ class Batch:
     escalation: Escalation | None = None
     retry: Retry | None = None
     retried_by: str | None = None
+    merge: Literal["done", "failed"] | None = None
 
     def model_of(self, *, is_escalated: bool) -> str:
         """Return the model whose workers run its shards: the first one's, or the escalated ones."""
@@ -355,14 +349,20 @@ class Batch:
 
     @property
     def is_table_due(self) -> bool:
-        """Say whether its rows are published and still need to be written as a table, or merged.
+        """Say whether its rows are published and still need to be written as a table.
 
         Cancelled batches never get a table.
         """
         has_rows = self.output_file_id is not None or self.error_file_id is not None
         is_missing = self.outputs.table_key is not None and self.table_file_id is None
-        is_missing |= self.outputs.merged_key is not None and self.merged_file_id is None
         return self.status is Status.FINALIZING and has_rows and is_missing
+
+    @property
+    def is_merge_due(self) -> bool:
+        """Say whether its rows are published and still need to be merged into the retried batch."""
+        has_rows = self.output_file_id is not None or self.error_file_id is not None
+        is_winding_up = self.status in {Status.FINALIZING, Status.CANCELLING}
+        return self.retry is not None and self.merge is None and has_rows and is_winding_up
 
     @property
     def winds_up_since(self) -> int | None:

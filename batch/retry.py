@@ -24,7 +24,6 @@ from .states import Status
 RETRY_OF: Final = "retry_of"
 """Metadata key of a retry, for the retried batch's ID."""
 
-MAX_DEPTH: Final = 16
 _INHERITED: Final = ("completion_window", "webhook_url", "max_cost", "escalate", "escalate_below")
 _MAX_EDIT_BYTES: Final = 2**16
 _INVALID: Final = frozenset({400, 413, 422})
@@ -82,17 +81,23 @@ def check_retryable(batch: Batch) -> None:
         raise NotRetryable(
             f"Batch {batch.id} failed as a whole: correct its file and submit it again."
         )
-    if batch.retry is not None and batch.retry.depth >= MAX_DEPTH:
-        raise NotRetryable(
-            f"Batch {batch.id} is a retry of a retry, {MAX_DEPTH} times in a row: submit its "
-            "requests as a new file."
-        )
     if batch.num_rows and batch.final is not None and batch.final.completed >= batch.num_rows:
         raise NothingToRetry(f"All requests of batch {batch.id} succeeded.")
 
 
-def parse_retry(batch: Batch, request: RetryRequest) -> RetryParams:
-    """Return a retry of a batch and the options of the new batch; raises InvalidOption."""
+def check_no_retry(other: Batch | None) -> None:
+    """Raise NotRetryable while another retry of the same batch has not ended."""
+    if other is not None and not other.is_terminal:
+        raise NotRetryable(
+            f"Batch {other.id} is retrying these requests: wait for it, or cancel it."
+        )
+
+
+def parse_retry(batch: Batch, request: RetryRequest, earlier: Retry | None = None) -> RetryParams:
+    """Return a retry of a batch and the options of the new batch; raises InvalidOption.
+
+    The edits are added to those of an `earlier` retry.
+    """
     old, given = batch.options, request.fields()
     fields = {name: getattr(old, name) for name in _INHERITED}
     fields |= {name: value for name, value in given.items() if value is not None}
@@ -106,14 +111,15 @@ def parse_retry(batch: Batch, request: RetryRequest) -> RetryParams:
         raise InvalidOption(
             "`prompt` is supported only for tables: edit `body` instead.", param="prompt"
         )
+    earlier = earlier or Retry(batch.id)
+    patch = _both_patches(from_json(earlier.body or "{}"), request.body or {})
     retry = Retry(
         batch.id,
         include_invalid=bool(request.include_invalid),
-        body=_text("body", to_json(request.body, inf_nan_mode="constants"))
-        if request.body
-        else None,
-        prompt=None if request.prompt is None else _text("prompt", _encoded(request.prompt)),
-        depth=1 if batch.retry is None else batch.retry.depth + 1,
+        body=_text("body", to_json(patch, inf_nan_mode="constants")) if patch else None,
+        prompt=earlier.prompt
+        if request.prompt is None
+        else _text("prompt", _encoded(request.prompt)),
     )
     return RetryParams(retry, options)
 
@@ -146,6 +152,16 @@ def merge_patched(value: object, patch: object) -> Any:
         else:
             merged[name] = merge_patched(merged.get(name), change)
     return merged
+
+
+def _both_patches(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one patch with the effect of two."""
+    both = dict(first)
+    for name, change in second.items():
+        before = both.get(name)
+        is_nested = isinstance(before, Mapping) and isinstance(change, Mapping)
+        both[name] = _both_patches(before, change) if is_nested else change
+    return both
 
 
 def class_of_failure(row: bytes) -> FailureClass:
@@ -211,7 +227,7 @@ class RetryLines:
         if row is None:
             self.counts.not_run += not self.is_whole
             return not self.is_whole
-        if _is_success(row):
+        if is_success(row):
             return False
         kind = class_of_failure(row)
         self.counts.add(kind)
@@ -234,6 +250,7 @@ class RetryLines:
         return to_json(fields, inf_nan_mode="constants") + b"\n"
 
 
-def _is_success(row: bytes) -> bool:
+def is_success(row: bytes) -> bool:
+    """Return whether a printed row is that of a successful request."""
     # Quotes inside strings are escaped, so a custom ID cannot contain this.
     return b',"response":{"status_code":200,' in row

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
-from .lines import LineError, RawLine, parse_line
+from .lines import FormatError, LineError, RawLine, parse_line
 
 _ID_AT_START: Final = re.compile(rb'\{(?:"id":"[^"\\]*",)?"custom_id":"([^"\\]+)",')
 
@@ -18,7 +18,8 @@ def rows_of_lines(
 ) -> Iterator[tuple[RawLine, bytes | None]]:
     """Yield each line with its row in the first run that has one; None without a row.
 
-    A run is the output and the errors of one batch, each in line order.
+    A run is the output and the errors of one batch, each in line order. Raises FormatError at the
+    end if rows are left, which belong to other lines.
     """
     readers = [[_RowReader(file) for file in files] for files in runs]
     for raw in lines:
@@ -29,6 +30,8 @@ def rows_of_lines(
             if (reader := next((one for one in files if one.is_of(custom_id)), None)) is not None
         ]
         yield raw, found[0] if found else None
+    if any(reader.has_more for files in readers for reader in files):
+        raise FormatError("The rows do not belong to the lines of this input.")
 
 
 def _id_at_start(data: bytes) -> str | None:
@@ -52,6 +55,11 @@ class _RowReader:
         self._data = b""
         self._custom_id: Any = None
         self.pop()
+
+    @property
+    def has_more(self) -> bool:
+        """Say whether there is a next row."""
+        return bool(self._data)
 
     def is_of(self, custom_id: str | None) -> bool:
         """Say whether the next row belongs to a line."""

@@ -18,12 +18,12 @@ _NOT_RUN: Final = "This row did not run before the end of its batch."
 _MAX_BATCH_BYTES: Final = 2**24
 
 
-def in_order(lines: Iterable[RawLine], *runs: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
-    """Yield the row of each line in the first run that has one, or an error row.
+def in_order(lines: Iterable[RawLine], files: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+    """Yield the row of each line; a line that did not run gets an error row.
 
-    A run has files with its rows in line order.
+    Each file has its rows in line order.
     """
-    for raw, row in rows_of_lines(lines, runs):
+    for raw, row in rows_of_lines(lines, [files]):
         yield _not_run(raw) if row is None else row
 
 

@@ -141,7 +141,6 @@ const CLICKS = {
   "get-table": download,
   "get-output": download,
   "get-errors": download,
-  "get-merged": download,
   "open-again": open,
 };
 

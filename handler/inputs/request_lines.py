@@ -47,14 +47,6 @@ def requests_of(
         raise NothingToRetry(selection.counts.reason)
 
 
-def batches_with_rows(aws: Aws, deployment: Deployment, batch: Batch) -> list[Batch]:
-    """Return a batch and the batches that it retries, newest first: the last has all requests."""
-    batches = [batch]
-    while batches[-1].retry is not None:
-        batches.append(retried_batch(aws, deployment, batches[-1]))
-    return batches
-
-
 def retried_batch(aws: Aws, deployment: Deployment, batch: Batch) -> Batch:
     """Return the batch whose requests a batch retries; raises NotThere once it was erased."""
     assert batch.retry is not None

@@ -273,21 +273,16 @@ def _of_retry(lock: BatchLock, batch: Batch) -> tuple[FileFormat, TableRecipe | 
     assert batch.retry is not None
     edits = {} if batch.retry.prompt is None else {"prompt": batch.retry.prompt}
     keys = overridden(json.loads(conversion.recipe), edits)
-    head = lock.aws.run(read_range(batch.source, 0, min(HEAD_BYTES, batch.source.num_bytes)))
-    form = parse_recipe(keys, may_escalate=True).output or detect_table(head) or "jsonl"
-    recipe = TableRecipe(json.dumps(keys, ensure_ascii=False), form, batch.escalation)
-    return conversion.form, recipe
+    parse_recipe(keys, may_escalate=True)
+    return conversion.form, TableRecipe(json.dumps(keys, ensure_ascii=False), "", None)
 
 
 def _start_conversion(lock: BatchLock, form: FileFormat, recipe: TableRecipe | None) -> Batch:
-    if recipe is not None:
+    if recipe is not None and lock.batch.retry is None:
         made = table_key(lock.batch.outputs, recipe.output)
         escalation = None if recipe.escalation is None else dump(recipe.escalation)
         outputs = dump(replace(lock.batch.outputs, table_key=made))
         lock.change(outputs=outputs, escalation=escalation)
-    elif lock.batch.retry is not None:
-        merged = lock.batch.outputs.output_key.removesuffix(".jsonl") + ".merged.jsonl"
-        lock.change(outputs=dump(replace(lock.batch.outputs, merged_key=merged)))
     batch, bucket = lock.batch, lock.deployment.bucket
     key = converted_key(batch.id)
     upload = lock.aws.run(bucket.create_work_upload(key))

@@ -18,6 +18,7 @@ from tidemill.batch.retry import (
     FailureCounts,
     NothingToRetry,
     RetryParams,
+    check_no_retry,
     check_retryable,
     class_of_failure,
 )
@@ -60,7 +61,8 @@ def create_retry(
             "This `idempotency_key` was already used for another batch: use a new key.",
             param="idempotency_key",
         )
-    yield from deployment.table.change_batch(old.id, old.status, retried_by=made.id)
+    if made.id != old.retried_by:
+        yield from deployment.table.change_batch(old.id, old.status, retried_by=made.id)
     yield from announce(deployment, made)
     if made.status is Status.VALIDATING:
         yield from deployment.control.send(advance_message(made.id), group=old.tenant)
@@ -86,6 +88,8 @@ def count_failures(deployment: Deployment, batch: Batch) -> Operation[FailureCou
 
 def _check(deployment: Deployment, old: Batch, params: RetryParams) -> Operation[None]:
     check_retryable(old)
+    other = (yield from deployment.table.get_batch(old.retried_by)) if old.retried_by else None
+    check_no_retry(other)
     if (yield from deployment.bucket.head(old.input.key, old.input.version_id)) is None:
         raise NotThere(f"The input of batch {old.id} was deleted: submit it again.")
     counts = yield from count_failures(deployment, old)

@@ -48,7 +48,9 @@ def request_erasure(deployment: Deployment, batch: Batch, now: int) -> Operation
     if erasing.erasing_at is None:
         raise _why_not(erasing)
     names = [kind.file_id_of(batch) for kind in KINDS]
-    table = [each for each in (batch.table_file_id, batch.merged_file_id) if each]
+    table = [batch.table_file_id] if batch.table_file_id else []
+    merged = [kind.field(batch, "file_id") for kind in KINDS]  # by a retry
+    names += [file_id for file_id in merged if file_id and file_id not in names]
     # The input of a retry belongs to the batch that it retries.
     inputs = [batch.input_file_id] if batch.retry is None else []
     for file_id in (*names, *table, *inputs):

@@ -38,6 +38,7 @@ from tidemill.batch.retry import (
     NotRetryable,
     RetryParams,
     RetryRequest,
+    check_no_retry,
     check_retryable,
     parse_retry,
 )
@@ -89,11 +90,14 @@ class BatchRoutes:
     async def retry(self, request: Request) -> Response:
         """Create a batch of the requests of another that failed or did not run."""
         old = (await self._stored(request.path_params["batch_id"])).batch
+        earlier = old.retry
+        if earlier is not None:  # its rows are merged into those of the first batch
+            old = (await self._stored(earlier.of)).batch
         async with _BODY_READER.read_object(request.scope, request.receive) as body:
             asked = parse_model(RetryRequest, body)
         _check_supported(asked.fields())
         key = _one_key(asked.idempotency_key, request.headers.get("idempotency-key"))
-        return await self._start(lambda: self._retry(old, parse_retry(old, asked), key))
+        return await self._start(lambda: self._retry(old, parse_retry(old, asked, earlier), key))
 
     async def _start(self, create: Callable[[], Batch]) -> Response:
         """Create a batch in a thread, and start it."""
@@ -187,6 +191,8 @@ class BatchRoutes:
         if stored is None:
             try:
                 check_retryable(old)
+                other = self._store.batches.get(old.retried_by) if old.retried_by else None
+                check_no_retry(other.batch if other else None)
                 file = make_input(self._store, old, params.retry)
             except NotRetryable as exc:
                 raise RequestError(str(exc), code=exc.code) from exc

@@ -1,20 +1,23 @@
-"""Retries: a file of the selected lines, and the merged rows when they have run."""
+"""Retries: a file of the selected lines, and the merged results when they have run."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from tidemill.batch.file.formats import detect_file, open_lines
-from tidemill.batch.file.lines import RawLine, read_lines
+from tidemill.batch.file.lines import FormatError, RawLine, read_lines
 from tidemill.batch.file.row_order import rows_of_lines
-from tidemill.batch.model import Batch, File, Retry
+from tidemill.batch.model import Batch, File, Progress, Retry
 from tidemill.batch.object_keys import DROP_TENANT, result_file_id
-from tidemill.batch.result_kinds import ERRORS, KINDS, ResultKind
-from tidemill.batch.retry import NothingToRetry, RetryLines
+from tidemill.batch.result_kinds import ERRORS, KINDS, OUTPUT, ResultKind
+from tidemill.batch.retry import NothingToRetry, RetryLines, is_success
 
 from .store import Store
 from .upload import incoming_file
@@ -42,6 +45,8 @@ def make_input(store: Store, old: Batch, retry: Retry) -> File:
         files = [_rows(stack, store, kind.field(old, "file_id")) for kind in kinds]
         with path.open("wb") as out:
             num_bytes = sum(out.write(piece) for piece in selection.select(lines, files))
+            out.flush()
+            os.fsync(out.fileno())
         if not num_bytes:
             raise NothingToRetry(selection.counts.reason)
         name = source.filename
@@ -53,43 +58,85 @@ def make_input(store: Store, old: Batch, retry: Retry) -> File:
     return file
 
 
-def make_merged(store: Store, batch: Batch, made: Mapping[ResultKind, File]) -> File | None:
-    """Write the rows of the whole input, with the rows of this retry in their places.
+class MergedResults(NamedTuple):
+    """New result files of a retried batch, and the changes of the batch for them."""
 
-    `made` are the result files of the batch. Returns None if it is no retry, or if a file of the
-    retried batches was deleted. Raises OSError.
+    files: Sequence[File]
+    batch_id: str
+    changes: Mapping[str, Any]
+
+
+def merge_retry(
+    store: Store, batch: Batch, made: Mapping[ResultKind, File]
+) -> MergedResults | None:
+    """Write the results of the retried batch again, with the rows of this retry in their places.
+
+    `made` are the result files of the retry. The earlier files keep their IDs. Returns None if a
+    file of the retried batch was deleted. Raises OSError.
     """
-    if batch.retry is None or not made:
+    assert batch.retry is not None
+    stored = store.batches.get(batch.retry.of)
+    if stored is None:
         return None
-    runs, retried = [[file.id for file in made.values()]], batch
-    while retried.retry is not None:
-        stored = store.batches.get(retried.retry.of)
-        if stored is None:
+    old = stored.batch
+    files: list[File] = []
+    changes: dict[str, Any] = {}
+    counts: dict[ResultKind, int] = {}
+    for kind in KINDS:
+        path = store.folder.work_path(batch.id) / f"merged-{kind.name}"
+        try:
+            counts[kind] = _write_merged(store, path, old, made, kind)
+        except (FileGone, FormatError):
             return None
-        retried = stored.batch
-        runs.append([each for kind in KINDS if (each := kind.field(retried, "file_id"))])
-    file_id = result_file_id(batch.id, "merged")
-    path = store.folder.work_path(batch.id) / "merged"
-    try:
-        with ExitStack() as stack, path.open("wb") as out:
-            lines = _lines(stack, store.folder.file(retried.input_file_id))
-            rows = [[_rows(stack, store, each) for each in files] for files in runs]
-            num_bytes = sum(out.write(row or b"") for _, row in rows_of_lines(lines, rows))
-    except FileGone:
-        return None
-    path.rename(store.folder.file(file_id))
-    seconds = batch.options.output_expires_seconds
+        changes |= kind.fields(file_id=None)
+        if counts[kind]:
+            file_id = result_file_id(batch.id, f"{kind.name} of {old.id}")
+            num_bytes = path.stat().st_size
+            path.rename(store.folder.file(file_id))
+            files.append(result_file(old, kind, file_id, num_bytes))
+            changes |= kind.fields(file_id=file_id)
+    num_rows = sum(counts.values())
+    completed = counts[OUTPUT]
+    final = replace(old.final or Progress(), completed=completed, failed=num_rows - completed)
+    changes |= {"final": final, "num_rows": max(num_rows, old.num_rows)}
+    return MergedResults(files, old.id, changes)
+
+
+def result_file(batch: Batch, kind: ResultKind, file_id: str, num_bytes: int) -> File:
+    """Return a result file of a batch."""
     created_at = batch.winds_up_since or batch.created_at
+    seconds = batch.options.output_expires_seconds
     return File(
-        file_id,
-        batch.tenant,
-        file_id,
-        num_bytes,
-        created_at,
-        f"{batch.id}.merged.jsonl",
-        "batch_output",
+        id=file_id,
+        tenant=batch.tenant,
+        key=file_id,
+        num_bytes=num_bytes,
+        created_at=created_at,
+        filename=kind.key_of(batch).rpartition("/")[2],
+        purpose="batch_output",
         expires=None if seconds is None else created_at + seconds,
     )
+
+
+def _write_merged(
+    store: Store, path: Path, old: Batch, made: Mapping[ResultKind, File], kind: ResultKind
+) -> int:
+    """Write the newest rows of one kind and return their number."""
+    num_rows = 0
+    runs = [
+        [file.id for file in made.values()],
+        [each.field(old, "file_id") for each in KINDS],
+    ]
+    with ExitStack() as stack, path.open("wb") as out:
+        lines = _lines(stack, store.folder.file(old.input_file_id))
+        rows = [[_rows(stack, store, each) for each in files] for files in runs]
+        for _, row in rows_of_lines(lines, rows):
+            if row and is_success(row) == (kind is OUTPUT):
+                out.write(row)
+                num_rows += 1
+        out.flush()
+        os.fsync(out.fileno())
+    return num_rows
 
 
 def _lines(stack: ExitStack, path: Path) -> Iterator[RawLine]:

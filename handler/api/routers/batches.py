@@ -95,7 +95,10 @@ def retry_batch(
 ) -> BatchObject:
     """Create a batch of the requests that failed or did not run, edited if requested."""
     old = kept_batch(router.context, batch_id)
-    params = parse_retry(old, request)
+    earlier = old.retry
+    if earlier is not None:  # its rows are merged into those of the first batch
+        old = kept_batch(router.context, earlier.of)
+    params = parse_retry(old, request, earlier)
     key = _idempotency_key(key, request.idempotency_key)
     try:
         batch = aws().run(create_retry(deployment(), old, params, key, int(time.time())))

@@ -38,6 +38,8 @@ def rows_of(cloud: Cloud, batch: Batch, statuses: Mapping[str, int]) -> list[Fin
 
 def run_to_end(cloud: Cloud, batch: Batch, statuses: Mapping[str, int]) -> Batch:
     """Run the only shard of a batch as a worker, and finalize the batch."""
+    if batch.status is Status.FINALIZING:
+        return finalized(cloud, batch)
     bucket, table = cloud.deployment.bucket, cloud.deployment.table
     shard = cloud.claim(batch.id)
     cloud.run(bucket.put_part(shard, 0, encode_part(rows_of(cloud, batch, statuses))))
@@ -50,6 +52,11 @@ def run_to_end(cloud: Cloud, batch: Batch, statuses: Mapping[str, int]) -> Batch
     )
     now = int(time.time())
     cloud.run(table.move_batch(batch.id, Status.FINALIZING, now, outcome="completed"))
+    return finalized(cloud, batch)
+
+
+def finalized(cloud: Cloud, batch: Batch) -> Batch:
+    """Handle what finalize and intake ring for until the batch has ended."""
     for _ in range(10):
         finalize(cloud.aws, cloud.deployment, cloud.batch(batch.id), plenty)
         for message in cloud.messages(cloud.deployment.intake):

@@ -24,7 +24,7 @@ async def statuses(local: Local, file_id: str | None) -> dict[str, int]:
 
 
 async def test_failed_requests_run_again_and_their_rows_are_merged(tmp_path: Path) -> None:
-    """Only they are edited; a retry of the retry merges the rows of all three batches."""
+    """Only they are edited; a retry of the retry retries the first batch."""
     bodies = [{}, {"status": 500}, {"status": 400}, {}, {"status": 500, "say": "x"}]
     async with serving(tmp_path) as local:
         old = await local.ended((await local.submit(lines_of(bodies), metadata={"a": "b"}))["id"])
@@ -33,11 +33,16 @@ async def test_failed_requests_run_again_and_their_rows_are_merged(tmp_path: Pat
         assert made["tidemill"]["retry_of"] == old["id"]
         assert (await local.batch(old["id"]))["tidemill"]["retried_by"] == made["id"]
         assert local.engine.requests[5:] == ["s1", "x"]
+        assert await statuses(local, made["error_file_id"]) == {"c1": 503, "c4": 503}
         again = await retried(local, made["id"], body={"status": None})
-        merged = again["tidemill"]["merged_file_id"]
-        assert await statuses(local, merged) == {"c0": 200, "c1": 200, "c2": 400, "c3": 200} | {
-            "c4": 200
-        }
+        assert (again["tidemill"]["retry_of"], again["tidemill"]["merge"]) == (old["id"], "done")
+        now = await local.batch(old["id"])
+        assert now["request_counts"] == {"total": 5, "completed": 4, "failed": 1}
+        good = ["c0", "c1", "c3", "c4"]
+        assert await statuses(local, now["output_file_id"]) == dict.fromkeys(good, 200)
+        assert await statuses(local, now["error_file_id"]) == {"c2": 400}
+        # The files before the merge keep their IDs and their rows.
+        assert await statuses(local, old["output_file_id"]) == {"c0": 200, "c3": 200}
         name = (await local.client.get(f"/v1/files/{again['input_file_id']}")).json()["filename"]
         assert name == "in.retry.jsonl"
 
@@ -53,7 +58,8 @@ async def test_requests_that_were_not_run_are_retried(tmp_path: Path) -> None:
         engine.go.set()
         made = await retried(local, batch["id"])
         assert await statuses(local, made["output_file_id"]) == {"c1": 200}
-        assert await statuses(local, made["tidemill"]["merged_file_id"]) == {"c0": 200, "c1": 200}
+        now = await local.batch(batch["id"])
+        assert await statuses(local, now["output_file_id"]) == {"c0": 200, "c1": 200}
 
 
 @pytest.mark.parametrize(
@@ -86,5 +92,7 @@ async def test_deleted_rows_cannot_be_retried(tmp_path: Path) -> None:
         assert (await local.client.post(url, json=key)).json()["id"] == first
         other = await local.client.post(url, json=key | {"include_invalid": True})
         assert other.json()["error"]["code"] == "idempotency_key_reused"
-        await local.client.delete(f"/v1/files/{batch['error_file_id']}")
+        await local.ended(first)
+        now = await local.batch(batch["id"])
+        await local.client.delete(f"/v1/files/{now['error_file_id']}")
         assert (await local.client.post(url, json={})).status_code == 410

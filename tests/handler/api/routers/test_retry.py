@@ -7,18 +7,21 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from openai import OpenAI
 from pydantic_core import from_json, to_json
 
 from tests.emulators import MODEL
-from tests.handler.api.ended_batch import rows_of, run_to_end
+from tests.handler.api.ended_batch import finalized, rows_of, run_to_end
 from tests.handler.api.rig import answer_to, body_as_sent, refusal_in, request_of
 from tests.handler.finalize.rig import plenty
 from tests.handler.intake.rig import Cloud, line_of
 from tidemill.batch.model import Batch
 from tidemill.batch.parts import encode_part
 from tidemill.batch.states import Status
+from tidemill.handler.finalize import merge
 from tidemill.handler.finalize.finalize import finalize
+from tidemill.handler.finalize.result_files import record_file
 from tidemill.handler.lifecycle.cancel import cancel
 
 STATUSES = {"b": 500, "c": 400, "e": 500}
@@ -56,8 +59,14 @@ def rows_in(cloud: Cloud, file_id: str | None) -> list[tuple[str, int]]:
     assert file_id is not None
     file = cloud.run(cloud.deployment.files.get_file(file_id))
     assert file is not None
-    rows = map(from_json, cloud.run(cloud.deployment.bucket.get(file.key)).splitlines())
+    data = cloud.run(cloud.deployment.bucket.get(file.key, file.version_id))
+    rows = map(from_json, data.splitlines())
     return [(row["custom_id"], row["response"]["status_code"]) for row in rows]
+
+
+def in_bucket(cloud: Cloud, key: str) -> list[dict[str, Any]]:
+    """Return the rows of an object."""
+    return [from_json(row) for row in cloud.run(cloud.deployment.bucket.get(key)).splitlines()]
 
 
 def test_failed_requests_run_again_and_their_rows_are_merged(cloud: Cloud, client: OpenAI) -> None:
@@ -74,18 +83,31 @@ def test_failed_requests_run_again_and_their_rows_are_merged(cloud: Cloud, clien
         ("b", edited),
         ("e", edited),
     ]
+    assert refusal_in(posted(old.id))[1]["message"].startswith(f"Batch {batch.id} is retrying")
     batch = run_to_end(cloud, batch, {"e": 503})
-    assert batch.status is Status.COMPLETED
+    assert (batch.status, batch.merge, batch.errors) == (Status.COMPLETED, "done", ())
     assert rows_in(cloud, batch.output_file_id) == [("b", 200)]
-    merged = [("a", 200), ("b", 200), ("c", 400), ("d", 200), ("e", 503)]
-    assert rows_in(cloud, batch.merged_file_id) == merged
-    # A retry of the retry has its edits, and merges the rows of all three.
-    _, again = retry(cloud, batch.id, body={"max_tokens": 9})
+    now = client.batches.retrieve(old.id)
+    assert now.request_counts is not None
+    assert (now.request_counts.completed, now.request_counts.failed) == (3, 2)
+    good = [("a", 200), ("b", 200), ("d", 200)]
+    assert rows_in(cloud, now.output_file_id) == good
+    assert rows_in(cloud, now.error_file_id) == [("c", 400), ("e", 503)]
+    assert [it["custom_id"] for it in in_bucket(cloud, "output/x.jsonl")] == [*"abd"]
+    # The files before the merge keep their IDs and their rows.
+    assert rows_in(cloud, old.output_file_id) == [("a", 200), ("d", 200)]
+    # A retry of the retry retries the first batch, with the edits of both.
+    made, again = retry(cloud, batch.id, body={"max_tokens": 9}, include_invalid=True)
+    assert made["tidemill"]["retry_of"] == old.id
     assert [(it["custom_id"], it["body"]) for it in requests_of(cloud, again)] == [
-        ("e", edited | {"max_tokens": 9})
+        ("c", edited | {"max_tokens": 9}),
+        ("e", edited | {"max_tokens": 9}),
     ]
-    again = run_to_end(cloud, again, {})
-    assert rows_in(cloud, again.merged_file_id) == [*merged[:-1], ("e", 200)]
+    assert run_to_end(cloud, again, {}).merge == "done"
+    now = client.batches.retrieve(old.id)
+    assert rows_in(cloud, now.output_file_id) == [(name, 200) for name in "abcde"]
+    assert now.error_file_id is None
+    assert not cloud.has_object("output/x.errors.jsonl")
 
 
 def test_invalid_requests_are_retried_only_on_request(cloud: Cloud) -> None:
@@ -125,7 +147,8 @@ def test_requests_that_were_not_run_are_retried_too(cloud: Cloud) -> None:
         finalize(cloud.aws, cloud.deployment, old, plenty)
     _, made = retry(cloud, old.id)
     assert [it["custom_id"] for it in requests_of(cloud, made)] == [*"bcde"]
-    merged = rows_in(cloud, run_to_end(cloud, made, {}).merged_file_id)
+    run_to_end(cloud, made, {})
+    merged = rows_in(cloud, cloud.batch(old.id).output_file_id)
     assert merged == [(name, 200) for name in "abcde"]
     unread = cloud.create(LINES, "input/unread.jsonl")
     cloud.run(cancel(cloud.deployment, unread.id, int(time.time())))
@@ -146,13 +169,67 @@ def test_a_table_is_written_again_with_the_retried_rows(cloud: Cloud) -> None:
     assert request["body"]["messages"][-1]["content"] == "Say b"
     assert request["body"]["temperature"] == 0
     batch = run_to_end(cloud, batch, {})
-    assert batch.errors == ()
-    file = cloud.run(cloud.deployment.files.get_file(str(batch.table_file_id)))
-    assert file is not None
-    header, *rows = cloud.run(cloud.deployment.bucket.get(file.key)).decode().splitlines()
+    assert (batch.errors, batch.merge, batch.table_file_id) == ((), "done", None)
+    assert cloud.batch(old.id).table_file_id != old.table_file_id
+    table_key = old.outputs.table_key
+    assert table_key is not None
+    header, *rows = cloud.run(cloud.deployment.bucket.get(table_key)).decode().splitlines()
     assert header.startswith("word,text")
     assert [(row[0], "Say b" in row) for row in rows] == [("a", False), ("b", True), ("c", False)]
     assert made["tidemill"]["retry_of"] == old.id
+
+
+def test_a_merge_that_dies_is_repeated(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until its last write the results are as before; then they are the merged ones."""
+    old = ended(cloud)
+    before = [rows_in(cloud, file_id) for file_id in (old.output_file_id, old.error_file_id)]
+    _, batch = retry(cloud, old.id)
+    seen = []
+
+    def record_and_die(*arguments: Any) -> None:
+        record_file(*arguments)
+        now = cloud.batch(old.id)
+        seen.append([rows_in(cloud, each) for each in (now.output_file_id, now.error_file_id)])
+        if len(seen) <= 2:
+            raise NotImplementedError
+
+    monkeypatch.setattr(merge, "record_file", record_and_die)
+    for _ in range(2):
+        with pytest.raises(NotImplementedError):
+            run_to_end(cloud, batch, {"e": 500})
+        batch = cloud.batch(batch.id)
+        assert batch.status is Status.FINALIZING
+    assert finalized(cloud, batch).merge == "done"
+    assert seen == [before] * 4
+    now = cloud.batch(old.id)
+    assert rows_in(cloud, now.output_file_id) == [("a", 200), ("b", 200), ("d", 200)]
+    assert rows_in(cloud, now.error_file_id) == [("c", 400), ("e", 500)]
+
+
+def test_results_of_a_newer_upload_stay(cloud: Cloud) -> None:
+    """The merged rows get another key if another batch's results have the old one."""
+    old = ended(cloud)
+    newer = ended(cloud, statuses={"a": 500})
+    _, batch = retry(cloud, old.id)
+    run_to_end(cloud, batch, {})
+    now = cloud.batch(old.id)
+    assert [name for name, _ in rows_in(cloud, now.output_file_id)] == [*"abde"]
+    assert [it["custom_id"] for it in in_bucket(cloud, "output/x.jsonl")] == [*"bcde"]
+    assert rows_in(cloud, newer.error_file_id) == [("a", 500)]
+
+
+def test_a_merge_without_the_old_rows_fails(cloud: Cloud) -> None:
+    """The retry keeps its own rows, and its errors say why."""
+    old = ended(cloud)
+    _, batch = retry(cloud, old.id)
+    file = cloud.run(cloud.deployment.files.get_file(str(old.output_file_id)))
+    assert file is not None
+    cloud.run(cloud.deployment.files.delete_file(file, int(time.time())))
+    batch = run_to_end(cloud, batch, {})
+    assert (batch.status, batch.merge) == (Status.COMPLETED, "failed")
+    assert [error.code for error in batch.errors] == ["merge_failed"]
+    assert f"could not be merged into those of {old.id}" in batch.errors[0].message
+    assert rows_in(cloud, batch.output_file_id) == [("b", 200), ("e", 200)]
 
 
 def test_retries_that_cannot_be_made_are_refused(cloud: Cloud) -> None:
