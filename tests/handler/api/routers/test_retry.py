@@ -94,6 +94,8 @@ def test_failed_requests_run_again_and_their_rows_are_merged(cloud: Cloud, clien
     assert rows_in(cloud, now.output_file_id) == good
     assert rows_in(cloud, now.error_file_id) == [("c", 400), ("e", 503)]
     assert [it["custom_id"] for it in in_bucket(cloud, "output/x.jsonl")] == [*"abd"]
+    status, error = refusal_in(answer_to(request_of(f"/v1/batches/{old.id}/results")))
+    assert (status, str(now.output_file_id) in error["message"]) == (410, True)
     # The files before the merge keep their IDs and their rows.
     assert rows_in(cloud, old.output_file_id) == [("a", 200), ("d", 200)]
     # A retry of the retry retries the first batch, with the edits of both.
