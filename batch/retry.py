@@ -204,13 +204,24 @@ class FailureCounts:
         return words + (" To retry them, set `include_invalid`." if self.invalid else "")
 
 
+def have_only_requests(batch: Batch) -> bool:
+    """Say whether all lines of a batch are requests: others were refused by intake."""
+    return batch.options.on_invalid_line == "fail"
+
+
 @dataclass(slots=True)
 class RetryLines:
-    """The lines of a retry, from those of the retried batch and its rows."""
+    """The lines of a retry, from those of the retried `batch` and its rows."""
 
     retry: Retry
-    is_whole: bool
+    batch: Batch
     counts: FailureCounts = field(default_factory=FailureCounts)
+
+    @property
+    def is_whole(self) -> bool:
+        """Say whether every line of the batch has a row."""
+        final, num_rows = self.batch.final, self.batch.num_rows
+        return final is not None and final.num_rows >= num_rows > 0
 
     def select(self, lines: Iterable[RawLine], files: Sequence[Iterable[bytes]]) -> Iterator[bytes]:
         """Yield the selected lines, edited, and an empty piece for each other line.
@@ -219,7 +230,7 @@ class RetryLines:
         `is_whole`, each line without a row in them has succeeded: the output is not needed.
         """
         patch = None if self.retry.body is None else from_json(self.retry.body)
-        for raw, row in rows_of_lines(lines, [files]):
+        for raw, row in rows_of_lines(lines, [files], are_requests=have_only_requests(self.batch)):
             is_wanted = self._is_wanted(row)
             yield self._line(raw, patch) if is_wanted else b""
 

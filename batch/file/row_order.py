@@ -14,16 +14,20 @@ _ID_AT_START: Final = re.compile(rb'\{(?:"id":"[^"\\]*",)?"custom_id":"([^"\\]+)
 
 
 def rows_of_lines(
-    lines: Iterable[RawLine], runs: Sequence[Iterable[Iterable[bytes]]]
+    lines: Iterable[RawLine],
+    runs: Sequence[Iterable[Iterable[bytes]]],
+    *,
+    are_requests: bool = False,
 ) -> Iterator[tuple[RawLine, bytes | None]]:
     """Yield each line with its row in the first run that has one; None without a row.
 
-    A run is the output and the errors of one batch, each in line order. Raises FormatError at the
-    end if rows are left, which belong to other lines.
+    A run is the output and the errors of one batch, each in line order. If all lines
+    `are_requests`, only those whose custom ID is not in its usual place are parsed. Raises
+    FormatError at the end if rows are left, which belong to other lines.
     """
     readers = [[_RowReader(file) for file in files] for files in runs]
     for raw in lines:
-        custom_id = _id_at_start(raw.data) or _id_of_line(raw)
+        custom_id = (_id_at_start(raw.data) if are_requests else None) or _id_of_line(raw)
         found = [
             reader.pop()
             for files in readers

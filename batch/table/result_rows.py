@@ -23,7 +23,7 @@ def in_order(lines: Iterable[RawLine], files: Iterable[Iterable[bytes]]) -> Iter
 
     Each file has its rows in line order.
     """
-    for raw, row in rows_of_lines(lines, [files]):
+    for raw, row in rows_of_lines(lines, [files], are_requests=True):
         yield _not_run(raw) if row is None else row
 
 

@@ -19,7 +19,7 @@ from tidemill.batch.file.row_order import rows_of_lines
 from tidemill.batch.model import Batch, BatchError, Progress, Source
 from tidemill.batch.object_keys import outputs_of_request, result_file_id, table_key
 from tidemill.batch.result_kinds import KINDS, OUTPUT, ResultKind
-from tidemill.batch.retry import is_success
+from tidemill.batch.retry import have_only_requests, is_success
 from tidemill.batch.table.errors import RecipeError, TableError
 
 from ..aws.items import dump
@@ -123,7 +123,7 @@ def _merged_rows(
     with ExitStack() as stack:
         lines = read_lines(stream_of(requests_of(lock.aws, lock.deployment, old)))
         files = [open_rows(lock.aws, stack, run, look) for run in runs]
-        for _, row in rows_of_lines(lines, files):
+        for _, row in rows_of_lines(lines, files, are_requests=have_only_requests(old)):
             look()
             yield row if row and is_success(row) == (kind is OUTPUT) else b""
 

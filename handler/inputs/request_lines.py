@@ -33,9 +33,8 @@ def requests_of(
         yield from _decoded(aws, batch.input, form, recipe)
         return
     old = retried_batch(aws, deployment, batch)
-    is_whole = old.final is not None and old.final.num_rows >= old.num_rows > 0
-    selection = RetryLines(batch.retry, is_whole)
-    kinds = (ERRORS,) if is_whole else KINDS
+    selection = RetryLines(batch.retry, old)
+    kinds = (ERRORS,) if selection.is_whole else KINDS
     is_empty = True
     with ExitStack() as stack:
         files = open_rows(aws, stack, aws.run(row_sources(deployment, old, kinds)))

@@ -94,10 +94,10 @@ class BatchRoutes:
         if earlier is not None:  # its rows are merged into those of the first batch
             old = (await self._stored(earlier.of)).batch
         async with _BODY_READER.read_object(request.scope, request.receive) as body:
-            asked = parse_model(RetryRequest, body)
-        _check_supported(asked.fields())
-        key = _one_key(asked.idempotency_key, request.headers.get("idempotency-key"))
-        return await self._start(lambda: self._retry(old, parse_retry(old, asked, earlier), key))
+            wanted = parse_model(RetryRequest, body)
+        _check_supported(wanted.fields())
+        key = _one_key(wanted.idempotency_key, request.headers.get("idempotency-key"))
+        return await self._start(lambda: self._retry(old, parse_retry(old, wanted, earlier), key))
 
     async def _start(self, create: Callable[[], Batch]) -> Response:
         """Create a batch in a thread, and start it."""

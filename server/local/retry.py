@@ -17,7 +17,7 @@ from tidemill.batch.file.row_order import rows_of_lines
 from tidemill.batch.model import Batch, File, Progress, Retry
 from tidemill.batch.object_keys import DROP_TENANT, result_file_id
 from tidemill.batch.result_kinds import ERRORS, KINDS, OUTPUT, ResultKind
-from tidemill.batch.retry import NothingToRetry, RetryLines, is_success
+from tidemill.batch.retry import NothingToRetry, RetryLines, have_only_requests, is_success
 
 from .store import Store
 from .upload import incoming_file
@@ -34,9 +34,8 @@ def make_input(store: Store, old: Batch, retry: Retry) -> File:
 
     Raises NothingToRetry, FileGone, OSError.
     """
-    is_whole = old.final is not None and old.final.num_rows >= old.num_rows > 0
-    selection = RetryLines(retry, is_whole)
-    kinds = (ERRORS,) if is_whole else KINDS
+    selection = RetryLines(retry, old)
+    kinds = (ERRORS,) if selection.is_whole else KINDS
     source = store.files.get(old.input_file_id)
     if source is None:
         raise FileGone(old.input_file_id)
@@ -130,7 +129,7 @@ def _write_merged(
     with ExitStack() as stack, path.open("wb") as out:
         lines = _lines(stack, store.folder.file(old.input_file_id))
         rows = [[_rows(stack, store, each) for each in files] for files in runs]
-        for _, row in rows_of_lines(lines, rows):
+        for _, row in rows_of_lines(lines, rows, are_requests=have_only_requests(old)):
             if row and is_success(row) == (kind is OUTPUT):
                 out.write(row)
                 num_rows += 1

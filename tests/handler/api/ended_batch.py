@@ -27,8 +27,8 @@ def rows_of(cloud: Cloud, batch: Batch, statuses: Mapping[str, int]) -> list[Fin
     for number, text in enumerate(data.splitlines(), start=1):
         line = parse_line(RawLine(number, text))
         status = statuses.get(line.custom_id, 200)
-        said = {"message": {"role": "assistant", "content": json.dumps(line.body)}}
-        body: dict[str, Any] = {"choices": [said | {"finish_reason": "stop"}]}
+        choice = {"message": {"role": "assistant", "content": json.dumps(line.body)}}
+        body: dict[str, Any] = {"choices": [choice | {"finish_reason": "stop"}]}
         if status != 200:
             body = {"error": {"message": f"no {line.custom_id}", "type": "t"}}
         row = print_reply(line, status, body)

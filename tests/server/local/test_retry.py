@@ -64,6 +64,22 @@ async def test_requests_that_were_not_run_are_retried(tmp_path: Path) -> None:
         assert await statuses(local, now["output_file_id"]) == {"c0": 200, "c1": 200}
 
 
+async def test_malformed_lines_keep_their_errors(tmp_path: Path) -> None:
+    """They are never retried, also if they look like another request."""
+    good = lines_of([{}, {"status": 500}, {"status": 400}])
+    lines = b'{"custom_id":"c1","x":}\n\xff\n' + good + b'{"custom_id":"c9","body":1}\n'
+    async with serving(tmp_path) as local:
+        old = await local.submit(lines, on_invalid_line="skip")
+        old = await local.ended(old["id"])
+        await retried(local, old["id"], include_invalid=True, body={"status": None})
+        now = await local.batch(old["id"])
+        assert await statuses(local, now["output_file_id"]) == dict.fromkeys(
+            ["c0", "c1", "c2"], 200
+        )
+        errors = await local.rows(now["error_file_id"])
+        assert [row["error"]["line"] for row in errors] == [1, 2, 6]
+
+
 @pytest.mark.parametrize(
     ("bodies", "fields", "code"),
     [
