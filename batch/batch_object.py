@@ -121,6 +121,9 @@ class TidemillObject(BaseModel):
     Estimates cover the whole batch; they are null while unknown and after the end.
     `has_worker` says whether a worker is running lines of the batch. An erasure starts at
     `erasing_at`, and all bytes of the batch are deleted at `erased_at`.
+    A retry runs requests of the batch `retry_of`, whose newest retry is `retried_by`.
+    Its rows then replace those of that batch, whose counts and file IDs change; `merge` says
+    whether that is `done` or `failed`.
     """
 
     seconds: int
@@ -154,6 +157,9 @@ class TidemillObject(BaseModel):
     waiting: WaitingObject | None
     erasing_at: int | None
     erased_at: int | None
+    retry_of: str | None
+    retried_by: str | None
+    merge: Literal["done", "failed"] | None
 
 
 class BatchObject(BaseModel):
@@ -311,6 +317,9 @@ def _tidemill_object(
         waiting=None if waiting is None else WaitingObject(**asdict(waiting)),
         erasing_at=batch.erasing_at,
         erased_at=batch.erased_at,
+        retry_of=None if batch.retry is None else batch.retry.of,
+        retried_by=batch.retried_by,
+        merge=batch.merge,
     )
 
 

@@ -97,15 +97,11 @@ class OutputExpiresAfter(BaseModel):
     ]
 
 
-class BatchRequest(BaseModel):
-    """A new batch; a null parameter counts as missing."""
+class BatchOptions(BaseModel):
+    """Options of a new batch; a null parameter counts as missing."""
 
     model_config = ConfigDict(strict=True)
 
-    input_file_id: Annotated[
-        str, Field(description="A file ID, or an s3:// URI of this bucket with a key under input/.")
-    ]
-    endpoint: Annotated[str, Field(json_schema_extra={"enum": list(ENDPOINTS)})]
     completion_window: Annotated[
         str | None,
         Field(
@@ -171,6 +167,15 @@ class BatchRequest(BaseModel):
         return self.model_dump()
 
 
+class BatchRequest(BatchOptions):
+    """A new batch; a null parameter counts as missing."""
+
+    input_file_id: Annotated[
+        str, Field(description="A file ID, or an s3:// URI of this bucket with a key under input/.")
+    ]
+    endpoint: Annotated[str, Field(json_schema_extra={"enum": list(ENDPOINTS)})]
+
+
 @dataclass(frozen=True, slots=True)
 class BatchParams:
     """A new batch with the parameters of a request, checked without calling AWS."""
@@ -201,7 +206,7 @@ def parse_request(fields: Mapping[str, Any]) -> BatchParams:
     """
     options = options_of_request(fields)
     endpoint = _check_endpoint(fields.get("endpoint"))
-    idempotency_key = _check_idempotency_key(fields.get("idempotency_key"))
+    idempotency_key = check_idempotency_key(fields.get("idempotency_key"))
     return BatchParams(_check_name(fields.get("input_file_id")), endpoint, options, idempotency_key)
 
 
@@ -271,7 +276,8 @@ def _check_endpoint(endpoint: object) -> str:
         raise InvalidOption(f"`endpoint` must be one of {supported}.", param="endpoint") from exc
 
 
-def _check_idempotency_key(key: object) -> str | None:
+def check_idempotency_key(key: object) -> str | None:
+    """Return an idempotency key; raises InvalidOption."""
     if key is None or (isinstance(key, str) and 0 < len(key) <= MAX_IDEMPOTENCY_KEY_CHARS):
         return key
     raise InvalidOption(

@@ -83,6 +83,20 @@ class Escalation:
 
 
 @dataclass(frozen=True, slots=True)
+class Retry:
+    """Selects the requests of the batch `of` that did not succeed, and edits them.
+
+    Requests that were refused as invalid are among them with `include_invalid`. `body` is a merge
+    patch of their bodies, as JSON, and `prompt` replaces the prompt of a table's recipe.
+    """
+
+    of: str
+    include_invalid: bool = False
+    body: str | None = None
+    prompt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Outputs:
     """Object keys of a batch's results, all in its own bucket; `table_key` is set for tables."""
 
@@ -231,15 +245,18 @@ class Batch:
     and `failures` counts its failed runs. `source` is the JSONL that shards are ranges of: the
     input, or the converted input, whose source is then `original`. `predecessor` is the batch of
     the same name that this one replaced; its output is published first. `table_tries` counts the
-    runs that have started to write its table, and `questions` are the distributions of the answers
-    in it, as JSON. Deliveries to URLs are `delivered` or `failed`, after
-    a number of tries. `queued_lines` count against the tenant's limit until the end. The end is
-    reported to a webhook at `webhook_host`, whose next try is due at `webhook_due`. `turn` is the
+    runs that have started to write its table or to merge its rows, and `questions` are the
+    distributions of the answers in the table, as JSON. Deliveries to URLs are `delivered` or
+    `failed`, after a number of tries. `queued_lines` count against the tenant's limit.
+    The end is reported to a webhook at `webhook_host`, whose next try is due at `webhook_due`.
+    `turn` is the
     Lambda run that owns the batch, and `turn_until` when the newest one ended or must end;
     `ended_at` is the chosen end. `seen` is what the reaper saw, and `seen_at` since when
     it is unchanged. From `expires` on the table may delete it, long after `expires_at`; None means
     never, also for everything that belongs to a batch. From `erasing_at` on clients see only its
     tombstone, and at `erased_at` nothing else is left. `escalation` names a second model, if any.
+    `retry` selects the lines of another batch's input, and `merge` is the outcome of merging its
+    rows into that batch's results. `retried_by` is the newest retry of this batch.
     """
 
     id: str
@@ -305,6 +322,9 @@ class Batch:
     expires: int | None = None
     created_ns: int | None = None
     escalation: Escalation | None = None
+    retry: Retry | None = None
+    retried_by: str | None = None
+    merge: Literal["done", "failed"] | None = None
 
     def model_of(self, *, is_escalated: bool) -> str:
         """Return the model whose workers run its shards: the first one's, or the escalated ones."""
@@ -365,6 +385,13 @@ class Batch:
         has_rows = self.output_file_id is not None or self.error_file_id is not None
         is_missing = self.outputs.table_key is not None and self.table_file_id is None
         return self.status is Status.FINALIZING and has_rows and is_missing
+
+    @property
+    def is_merge_due(self) -> bool:
+        """Say whether its rows are published and still need to be merged into the retried batch."""
+        has_rows = self.output_file_id is not None or self.error_file_id is not None
+        is_winding_up = self.status in {Status.FINALIZING, Status.CANCELLING}
+        return self.retry is not None and self.merge is None and has_rows and is_winding_up
 
     @property
     def winds_up_since(self) -> int | None:

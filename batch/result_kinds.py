@@ -66,3 +66,11 @@ class ResultKind:
 OUTPUT = ResultKind("output", "output")
 ERRORS = ResultKind("error", "errors")
 KINDS = (OUTPUT, ERRORS)
+
+
+def has_merged_rows(batch: Batch) -> bool:
+    """Say whether the rows of a retry were merged into the results of a batch.
+
+    Only its files contain them.
+    """
+    return any(kind.field(batch, "file_id") not in {None, kind.file_id_of(batch)} for kind in KINDS)

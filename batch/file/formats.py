@@ -264,12 +264,17 @@ def open_lines(form: FileFormat, file: BinaryFile) -> BinaryFile:
     file.seek(0)
     if form.is_plain:
         return file
-    return io.BufferedReader(_Stream(as_lines(form, _pieces(file))), _READ_BYTES)
+    return stream_of(as_lines(form, _pieces(file)))
+
+
+def stream_of(pieces: Iterator[bytes]) -> io.BufferedReader:
+    """Return pieces, which may be empty, as a stream."""
+    return io.BufferedReader(_Stream(pieces), _READ_BYTES)
 
 
 def array_lines(file: BinaryFile) -> BinaryFile:
     """Return the elements of a JSON array, in a file at its start, as lines."""
-    return io.BufferedReader(_Stream(elements_as_lines(_pieces(file))), _READ_BYTES)
+    return stream_of(elements_as_lines(_pieces(file)))
 
 
 def _pieces(file: BinaryFile) -> Iterator[bytes]:

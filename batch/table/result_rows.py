@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
-from pydantic_core import from_json
 
 from ..file.lines import LineError, RawLine, parse_line
+from ..file.row_order import rows_of_lines
 from ..file.rows import print_malformed, print_not_run
 from .recipe import Recipe
 from .result_columns import ResultColumns, ResultFacts
 
 _NOT_RUN: Final = "This row did not run before the end of its batch."
 _MAX_BATCH_BYTES: Final = 2**24
-_ID_AT_START: Final = re.compile(rb'\{(?:"id":"[^"\\]*",)?"custom_id":"([^"\\]+)",')
 
 
 def in_order(lines: Iterable[RawLine], files: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
@@ -25,24 +23,8 @@ def in_order(lines: Iterable[RawLine], files: Iterable[Iterable[bytes]]) -> Iter
 
     Each file has its rows in line order.
     """
-    readers = [_RowReader(file) for file in files]
-    for raw in lines:
-        custom_id = _id_at_start(raw.data) or _id_of_line(raw)
-        reader = next((one for one in readers if one.is_of(custom_id)), None)
-        yield _not_run(raw) if reader is None else reader.pop()
-
-
-def _id_at_start(data: bytes) -> str | None:
-    """Return the custom ID from its usual position in lines and rows; None if it is elsewhere."""
-    match = _ID_AT_START.match(data)
-    return match[1].decode() if match else None
-
-
-def _id_of_line(raw: RawLine) -> str | None:
-    try:
-        return parse_line(raw).custom_id
-    except LineError as exc:
-        return exc.custom_id
+    for raw, row in rows_of_lines(lines, [files], are_requests=True):
+        yield _not_run(raw) if row is None else row
 
 
 def _not_run(raw: RawLine) -> bytes:
@@ -51,28 +33,6 @@ def _not_run(raw: RawLine) -> bytes:
     except LineError as exc:
         return print_malformed(raw.digest, exc)
     return print_not_run(raw.digest, custom_id, code="batch_not_run", message=_NOT_RUN)
-
-
-class _RowReader:
-    """Reads rows with a look-ahead of one row."""
-
-    def __init__(self, file: Iterable[bytes]) -> None:
-        self._file = iter(file)
-        self._data = b""
-        self._custom_id: Any = None
-        self.pop()
-
-    def is_of(self, custom_id: str | None) -> bool:
-        """Say whether the next row belongs to a line."""
-        return bool(self._data) and self._custom_id == custom_id
-
-    def pop(self) -> bytes:
-        """Return the next row and advance."""
-        data, self._data = self._data, next(self._file, b"")
-        # Another server's rows may begin differently.
-        if self._data:
-            self._custom_id = _id_at_start(self._data) or from_json(self._data).get("custom_id")
-        return data
 
 
 def finished_columns(

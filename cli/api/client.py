@@ -126,6 +126,11 @@ class Client:
         path = f"batches/{_quoted(batch_id)}"
         return self.http.ask(_batch, "GET", path, retry_seconds=retry_seconds)
 
+    def retry(self, batch_id: str, fields: Mapping[str, Any], idempotency_key: str) -> Batch:
+        """Create a retry of a batch; idempotent for the same fields and key."""
+        path, headers = f"batches/{_quoted(batch_id)}/retry", {"Idempotency-Key": idempotency_key}
+        return self.http.ask(_batch, "POST", path, json=dict(fields), headers=headers)
+
     def cancel(self, batch_id: str) -> Batch:
         """Cancel a batch."""
         return self.http.ask(_batch, "POST", f"batches/{_quoted(batch_id)}/cancel")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
+from uuid import uuid4
 
 from tidemill.batch.batch_request import MAX_METADATA_PAIRS
 from tidemill.offline.console.errors import BadInput, CliError, ServerRefused
@@ -28,6 +29,7 @@ RETRY_OF = "retry_of"
 """Metadata key of the new batch, for the retried batch's ID."""
 
 _GONE = frozenset({404, 410})
+_NO_ROUTE = frozenset({404, 405, 410})
 _INVALID = frozenset({400, 413, 422})
 """Statuses of rows whose request would fail again unchanged."""
 
@@ -46,6 +48,28 @@ def check_can_retry(batch: Batch) -> None:
         raise BadInput(
             f"{batch.id} failed as a whole ({why}): correct its file and submit it again"
         )
+
+
+def create_on_server(
+    client: Client, batch: Batch, given: Mapping[str, Any], edits: Mapping[str, Any]
+) -> Batch | None:
+    """Return the retry that the server created; None if it has no such route.
+
+    `edits` select and change the requests, `given` are options of the new batch. Raises
+    ServerRefused.
+    """
+    changes = {name: value for name, value in edits.items() if value}
+    try:
+        return client.retry(batch.id, {**given, **changes}, uuid4().hex)
+    except ServerRefused as exc:
+        if exc.status not in _NO_ROUTE:
+            raise
+        # A batch whose files were deleted is left to the other way: it names the files.
+        if exc.status not in _GONE - {404} and changes.keys() & {"body", "prompt"}:
+            raise BadInput(
+                "this server cannot edit the requests of a retry: omit --body and --prompt"
+            ) from exc
+        return None
 
 
 @contextmanager

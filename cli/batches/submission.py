@@ -85,7 +85,7 @@ def submit(
                 raise Stopped(exc.signum, outcome) from exc
             state_file.remove()
         try:
-            _report_created(batch, targets, as_json=as_json)
+            report_created(batch, targets, as_json=as_json)
         except OutputLost as exc:
             raise OutputLost(f"{exc}; the batch {batch.id} was created anyway") from exc
         if targets is not None:
@@ -161,7 +161,7 @@ def _wrong_with(report: FileReport) -> list[str]:
     return named
 
 
-def _report_created(batch: Batch, targets: Targets | None, *, as_json: bool) -> None:
+def report_created(batch: Batch, targets: Targets | None, *, as_json: bool) -> None:
     """Print the id of the created batch, unless rows or JSON states are printed instead."""
     if as_json:
         if targets is None:

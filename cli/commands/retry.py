@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from tidemill.offline.console.errors import ROWS_FAILED, Refused
+from tidemill.offline.console.errors import ROWS_FAILED, Refused, ServerRefused
 from tidemill.offline.console.signals import StopSignals
 from tidemill.offline.console.terminal import amount, log
 from tidemill.offline.files.paths import STANDARD_STREAM, check_input_path
@@ -62,6 +64,16 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--include-invalid",
         action="store_true",
         help="also retry a batch's invalid requests (status 400, 413 or 422)",
+    )
+    add(
+        "--body",
+        type=_json_object,
+        metavar="JSON",
+        help="change parameters of a batch's retried requests, as in "
+        "--body '{\"max_tokens\": 2000}'; null removes a parameter",
+    )
+    add(
+        "--prompt", metavar="TEMPLATE", help="ask a batch's failed rows of a table with this prompt"
     )
     add(
         "--output-tmp-dir",
@@ -124,14 +136,28 @@ def command(arguments: argparse.Namespace) -> int:
     from ..api.client import Client
     from ..batches import retry
     from ..batches.lookup import find_batch
-    from ..batches.submission import submit
-    from ..batches.wait import targets_if_waited
+    from ..batches.submission import report_created, submit
+    from ..batches.wait import targets_if_waited, wait_and_fetch
 
     server = server_of(arguments.base_url)
     with StopSignals(), Client(server) as client:
         batch = find_batch(client, arguments.id)
         targets = targets_if_waited(arguments, f"{batch.id}.retry.jsonl")
         retry.check_can_retry(batch)
+        edits = {name: getattr(arguments, name) for name in ("include_invalid", "body", "prompt")}
+        try:
+            made = retry.create_on_server(client, batch, given, edits)
+        except ServerRefused as exc:
+            if exc.error_code != "nothing_to_retry":
+                raise
+            log(f"{batch.id} has no requests to retry: {exc}")
+            return ROWS_FAILED if batch.failed else 0
+        if made is not None:
+            report_created(made, targets, as_json=arguments.json)
+            if targets is not None:
+                return wait_and_fetch(client, made, targets, as_json=arguments.json)
+            log(f"wait for it and fetch its rows with `tidemill resume {made.id}`")
+            return 0
         tmp_dir = arguments.output_tmp_dir
         opened = retry.open_failed_requests(
             client, batch, tmp_dir, include_invalid=arguments.include_invalid
@@ -159,6 +185,8 @@ def _write_failed(arguments: argparse.Namespace) -> int:
     from tidemill.offline.files.row_index import RowIndex
     from tidemill.offline.files.source import open_source
 
+    if arguments.body is not None or arguments.prompt is not None:
+        raise Refused("--body and --prompt need a batch's ID: edit the written requests instead")
     rows_name, output, tmp_dir = arguments.id, arguments.output_file, arguments.output_tmp_dir
     if output is None:
         raise Refused(f"ROWS must come first: `tidemill retry {rows_name} -i FILE`")
@@ -185,6 +213,16 @@ def _write_failed(arguments: argparse.Namespace) -> int:
     where = "" if output == STANDARD_STREAM else f": {output}"
     log(f"{copied.num_copied:,} of {amount(copied.num_lines, 'request')} did not succeed{where}")
     return 0
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(f"is not valid JSON: {exc}") from exc
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError('must be a JSON object, such as {"max_tokens": 2000}')
+    return value
 
 
 def _names_rows(name: str) -> bool:

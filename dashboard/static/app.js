@@ -2,6 +2,7 @@
 // the back button and bookmarks work.
 
 import { drawPlot } from "./plot.js";
+import "./retry.js";
 import { placeRequests, wireRows } from "./rows.js";
 import * as session from "./session.js";
 import { wireForm } from "./upload.js";
@@ -103,6 +104,7 @@ function tellChanges(before) {
     const name = (place.querySelector("a") || find("#content h1")).textContent;
     say(`${name}: ${place.querySelector(".status").textContent}`);
     if (find("#plot")) drawPlot(true);
+    if (find("#retry")) openPart(find("#retry"));
   }
 }
 
@@ -183,7 +185,9 @@ function wireClicks() {
   });
   // The button that opened it may have been replaced since.
   document.body.addEventListener(
-    "close", () => (find("#cancel") || find("#content h1")).focus(), { capture: true },
+    "close",
+    ({ target }) => (find(`#${target.dataset.opener}`) || find("#content h1"))?.focus(),
+    { capture: true },
   );
 }
 

@@ -4,7 +4,7 @@
 import { endpointOf } from "./requests.js";
 import { post } from "./session.js";
 import { giveUp, transfer } from "./transfer.js";
-import { find, notice, say } from "./words.js";
+import { find, randomKey, notice, say } from "./words.js";
 
 let chosen = null;
 let running = null;
@@ -70,11 +70,6 @@ async function start(form) {
   const endpoints = form.dataset.endpoints.split(" ");
   running = { file: chosen, fields, endpoints, fileId: null, key: randomKey() };
   await run();
-}
-
-/** Return a unique key; `randomUUID` does not exist on a page that was loaded by plain HTTP. */
-function randomKey() {
-  return Array.from(crypto.getRandomValues(new Uint32Array(4)), (part) => part.toString(36)).join("-");
 }
 
 /** Upload the file and create the batch; finished steps are not repeated. */

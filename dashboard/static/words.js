@@ -37,4 +37,9 @@ export function localise(place) {
   }
 }
 
+/** Return a unique key; `randomUUID` does not exist on a page that was loaded by plain HTTP. */
+export function randomKey() {
+  return Array.from(crypto.getRandomValues(new Uint32Array(4)), (part) => part.toString(36)).join("-");
+}
+
 find("#notice-close")?.addEventListener("click", () => forgetNotice());

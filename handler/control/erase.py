@@ -17,8 +17,13 @@ from dataclasses import dataclass, replace
 from pydantic_core import from_json
 
 from tidemill.batch.model import Batch
-from tidemill.batch.object_keys import INPUT_PREFIX, results_prefix, upload_prefix, work_prefix
-from tidemill.batch.result_kinds import KINDS
+from tidemill.batch.object_keys import (
+    INPUT_PREFIX,
+    outputs_of_request,
+    results_prefix,
+    upload_prefix,
+    work_prefix,
+)
 from tidemill.batch.upload_object import UPLOAD_ID
 
 from ..aws.bucket import ObjectVersion
@@ -98,11 +103,18 @@ class _Erasure:
         while keys := aws.run(deployment.table.page_of_items(batch, _ITEMS_AT_ONCE)):
             aws.run_all(deployment.table.delete_item(key) for key in keys)
             self._check()
-        for key in (*(kind.key_of(batch) for kind in KINDS), batch.outputs.table_key):
+        keys = [
+            key
+            for outputs in (batch.outputs, outputs_of_request(batch.tenant, batch.id))
+            for key in (outputs.output_key, outputs.error_key, outputs.table_key)
+        ]
+        for key in dict.fromkeys(keys):
             if key is not None:
                 self._erase_own(key, self._while_it_ran(_is_result(deployment, batch)))
         is_report = self._while_it_ran(_is_report(deployment, batch))
         self._erase_own(batch.outputs.report_key, is_report)
+        if batch.retry is not None:  # the input belongs to the retried batch
+            return True
         # Checked again: another batch may have begun to read it since the request was accepted.
         reader = aws.run(find_reader(deployment, batch))
         if reader is not None:

@@ -106,6 +106,14 @@ def show_requests(batch_id: str, lines: Annotated[str, Query()] = "") -> Respons
     return requests(batch_id, lines)
 
 
+@router.get("/dashboard/view/batches/<batch_id>/retry", compress=True, include_in_schema=False)
+def show_retry(batch_id: str) -> Response[Any]:
+    """Return the counts and the dialog of a retry; empty if nothing can be retried."""
+    from .retry import retry
+
+    return retry(batch_id)
+
+
 @router.get("/dashboard/view/new", compress=True, include_in_schema=False)
 def show_form() -> Response[Any]:
     """Return the form of a new batch."""

@@ -68,7 +68,7 @@ def _go_on(lock: BatchLock, network: Network | None) -> bool:
     if batch.final is None:
         close_shards(lock)
         publish(lock)
-    if lock.batch.is_table_due:
+    if lock.batch.is_table_due or lock.batch.is_merge_due:
         return False
     deliver(lock, network)
     outcome = lock.batch.outcome or Status.COMPLETED

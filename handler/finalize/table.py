@@ -6,38 +6,26 @@ done, finalize continues.
 
 from __future__ import annotations
 
-import io
-import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tidemill.batch.errors import HandlerError
 from tidemill.batch.file.lines import FormatError
 from tidemill.batch.model import BatchError
 from tidemill.batch.object_keys import result_file_id
-from tidemill.batch.parts import MAX_PARTS, MIN_COPIED_BYTES
 from tidemill.batch.table.errors import RecipeError, TableError
 
 from ..aws.items import dump
-from ..aws.objects.upload_plan import cut_into_parts
 from ..aws.queues import advance_message
 from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..errors import NotThere, ObjectChanged
+from ..inputs.row_sources import row_sources
 from ..lifecycle.batch_lock import BatchLock, LockLost, Requeue
 from ..observability import logger
-from .result_files import BATCH_ID, find_made, record_file
-
-# Number of runs that may die (for example for lack of memory) or reach their deadline.
-MAX_TRIES = 3
-_PART_BYTES = 4 * MIN_COPIED_BYTES
-
-
-class TableNotMade(HandlerError):
-    """A table that cannot be written: its batch ends with the rows only."""
-
-    code = "table_not_made"
+from .merge import merge_retry
+from .result_files import find_made, record_file
+from .upload_results import TableNotMade, count_try, dump_questions, upload_object
 
 
 def make_table(
@@ -48,27 +36,32 @@ def make_table(
     *,
     now: Callable[[], float] = time.time,
 ) -> None:
-    """Write the table of a batch if it is due, and send the message for the next step.
+    """Write the table of a batch or merge a retry if that is due, and send the next message.
 
     If the table cannot be written, the batch's errors contain the reason. Idempotent.
     """
     batch = aws.run(deployment.table.get_batch(batch_id))
-    if batch is None or not batch.is_table_due:
+    if batch is None or not (batch.is_table_due or batch.is_merge_due):
         return
     lock = BatchLock(aws, deployment, batch, time_left, now)
     if not lock.acquire():
         logger.info("another run has the batch", batch_id=batch.id)
         return
+    delay_seconds = 0.0
     try:
         if lock.batch.is_table_due:
             _make(lock)
-    except Requeue:
-        logger.warning("table not written in time", batch_id=batch.id)
+        elif lock.batch.is_merge_due:
+            merge_retry(lock)
+    except Requeue as exc:
+        delay_seconds = exc.delay_seconds
+        logger.warning("results not written in time", batch_id=batch.id)
     except LockLost as exc:
         logger.info("another run has the batch now", batch_id=batch.id, reason=str(exc))
     finally:
         lock.release()
-    aws.run(deployment.control.send(advance_message(batch.id), group=batch.tenant))
+    message = advance_message(batch.id)
+    aws.run(deployment.control.send(message, group=batch.tenant, delay_seconds=delay_seconds))
 
 
 def _make(lock: BatchLock) -> None:
@@ -89,37 +82,22 @@ def _make(lock: BatchLock) -> None:
 
 
 def _upload(lock: BatchLock, key: str) -> Mapping[str, Any]:
-    """Upload the table and return its S3 metadata; an unfinished upload is aborted."""
+    """Upload the table and return its S3 metadata."""
     from .table_bytes import table_bytes  # late: not every Lambda has the libraries for tables
 
-    if lock.batch.table_tries == MAX_TRIES:
-        raise TableNotMade("no run finished it")
-    lock.change(table_tries=lock.batch.table_tries + 1)
-    bucket, is_whole = lock.deployment.bucket, False
-    is_short_lived = lock.batch.options.output_expires_seconds is not None
-    metadata = {BATCH_ID: lock.batch.id}
-    upload = lock.aws.run(bucket.create_upload(key, metadata, is_short_lived=is_short_lived))
-    etags: dict[int, str] = {}
+    count_try(lock)
+    aws, deployment, batch = lock.aws, lock.deployment, lock.batch
     questions: list[Mapping[str, Any]] = []
-    try:
-        pieces = table_bytes(lock, questions.append)
-        for number, part in enumerate(cut_into_parts(pieces, _PART_BYTES), 1):
-            if number > MAX_PARTS:
-                raise TableNotMade(f"it is longer than {MAX_PARTS * _PART_BYTES:,} bytes")
-            sent = bucket.upload_part(key, upload, number, io.BytesIO(part))
-            etags[number] = lock.aws.run(sent)
-        lock.renew()
+    sources = aws.run(row_sources(deployment, batch))
+    pieces = table_bytes(
+        aws, deployment, batch, sources, note=questions.append, look=lock.check_deadline
+    )
+
+    def note_questions() -> None:
         if questions:  # before the table exists, because a run that finds it does not count again
-            lock.change(questions=json.dumps(questions, separators=(",", ":")))
-        lock.aws.run(bucket.complete_upload(key, upload, etags))
-        is_whole = True
-    finally:
-        if not is_whole:
-            lock.aws.run(bucket.abort_upload(key, upload))
-    found = find_made(lock, key)
-    if found is None:
-        raise NotThere(f"{key} is no longer the uploaded object")
-    return found
+            lock.change(questions=dump_questions(questions))
+
+    return upload_object(lock, batch, key, pieces, note_questions)
 
 
 def _give_up(lock: BatchLock, reason: str) -> None:

@@ -13,18 +13,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 
-from tidemill.batch.file.formats import as_lines
 from tidemill.batch.file.lines import FormatError
 from tidemill.batch.model import Batch, Conversion, Source
 from tidemill.batch.object_keys import converted_key
 from tidemill.batch.parts import MAX_PARTS
 
 from ..aws.items import dump
-from ..aws.objects.stream import CHUNK_BYTES, ObjectStream
 from ..aws.objects.upload_plan import cut_into_parts
 from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..errors import NotThere
+from ..inputs.request_lines import requests_of
 from ..lifecycle.batch_lock import RESERVE_SECONDS, BatchLock, Requeue
 from ..observability import logger
 
@@ -91,7 +90,7 @@ def _send(lock: BatchLock, conversion: Conversion) -> dict[int, str]:
             if lock.batch.failing_since is not None:
                 lock.change(failing_since=None)
 
-    with closing(_lines(lock, conversion)) as lines, ThreadPoolExecutor(_NUM_THREADS) as pool:
+    with closing(_requests(lock, conversion)) as lines, ThreadPoolExecutor(_NUM_THREADS) as pool:
         try:
             cut = cut_into_parts(_renewing(lock, lines), PART_BYTES)
             for number, part in enumerate((part or b"\n" for part in cut), 1):
@@ -116,16 +115,8 @@ def _send(lock: BatchLock, conversion: Conversion) -> dict[int, str]:
     return etags
 
 
-def _lines(lock: BatchLock, conversion: Conversion) -> Generator[bytes]:
-    """Yield the input as JSONL, in pieces."""
-    if conversion.recipe is not None:
-        # Imported late: libraries for tables load slowly, and only the intake Lambda has them.
-        from .table_lines import table_lines
-
-        yield from table_lines(lock.aws, lock.batch.source, conversion.recipe)
-        return
-    with closing(ObjectStream(lock.aws, lock.batch.source)) as stream:
-        yield from as_lines(conversion.form, iter(lambda: stream.read(CHUNK_BYTES), b""))
+def _requests(lock: BatchLock, conversion: Conversion) -> Generator[bytes]:
+    yield from requests_of(lock.aws, lock.deployment, replace(lock.batch, conversion=conversion))
 
 
 def _renewing(lock: BatchLock, pieces: Iterable[bytes]) -> Iterator[bytes]:

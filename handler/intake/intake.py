@@ -39,6 +39,7 @@ from ..aws.objects.stream import CHUNK_BYTES
 from ..aws.queues import intake_message
 from ..aws.sync import Aws
 from ..deployment import Deployment
+from ..inputs.request_lines import retried_batch
 from ..lifecycle.announce import announce
 from ..lifecycle.batch_lock import LOCK_SECONDS, BatchLock, LockLost, Requeue
 from ..observability import logger
@@ -243,7 +244,9 @@ def _ingest(lock: BatchLock, chunk_bytes: int, *, is_patient: bool) -> None:
 def _ensure_jsonl(lock: BatchLock, *, is_patient: bool) -> FileFormat:
     """Return the file's format once its source is plain JSONL; raises FormatError, Requeue."""
     batch = lock.batch
-    if batch.conversion is None:
+    if batch.conversion is None and batch.retry is not None:
+        batch = _start_conversion(lock, *_of_retry(lock, batch))
+    elif batch.conversion is None:
         head = lock.aws.run(read_range(batch.source, 0, min(HEAD_BYTES, batch.source.num_bytes)))
         recipe = None
         if not begins_with_request(head):
@@ -260,8 +263,22 @@ def _ensure_jsonl(lock: BatchLock, *, is_patient: bool) -> FileFormat:
     return batch.conversion.form
 
 
+def _of_retry(lock: BatchLock, batch: Batch) -> tuple[FileFormat, TableRecipe | None]:
+    """Return the format of the retried batch's input, and its recipe with the edited prompt."""
+    conversion = retried_batch(lock.aws, lock.deployment, batch).conversion
+    if conversion is None or conversion.recipe is None:
+        return FileFormat() if conversion is None else conversion.form, None
+    from tidemill.batch.table.recipe import overridden, parse_recipe  # late: most are not tables
+
+    assert batch.retry is not None
+    edits = {} if batch.retry.prompt is None else {"prompt": batch.retry.prompt}
+    keys = overridden(json.loads(conversion.recipe), edits)
+    parse_recipe(keys, may_escalate=True)
+    return conversion.form, TableRecipe(json.dumps(keys, ensure_ascii=False), "", None)
+
+
 def _start_conversion(lock: BatchLock, form: FileFormat, recipe: TableRecipe | None) -> Batch:
-    if recipe is not None:
+    if recipe is not None and lock.batch.retry is None:
         made = table_key(lock.batch.outputs, recipe.output)
         escalation = None if recipe.escalation is None else dump(recipe.escalation)
         outputs = dump(replace(lock.batch.outputs, table_key=made))

@@ -84,8 +84,8 @@ def create_batch_of_drop(
     options, errors = _options_of_drop(found.get("Metadata", {}), default_window)
     optional: dict[str, Any] = {}
     try:
-        optional = yield from _webhook_of(deployment, tenant, options, "webhook-url", now)
-        optional["escalation"] = _escalation_of(deployment, options)
+        optional = yield from webhook_of(deployment, tenant, options, "webhook-url", now)
+        optional["escalation"] = requested_escalation(deployment, options)
     except InvalidOption as exc:
         errors = (*errors, _error_of(exc))
     errors = (*errors, *_key_errors(drop.key, drop_tenants=settings.drop_tenants))
@@ -147,8 +147,8 @@ def create_batch(
             expires_at=expires_at,
             expires=deployment.settings.forget_at(expires_at),
             endpoint=params.endpoint,
-            escalation=_escalation_of(deployment, options),
-            **(yield from _webhook_of(deployment, tenant, options, "webhook_url", now)),
+            escalation=requested_escalation(deployment, options),
+            **(yield from webhook_of(deployment, tenant, options, "webhook_url", now)),
         )
         made = yield from deployment.table.create_batch(batch)
     if made.erasing_at is not None:
@@ -171,7 +171,7 @@ def _options_of_drop(
         return Options(default_window), (_error_of(exc),)
 
 
-def _escalation_of(deployment: Deployment, options: Options) -> Escalation | None:
+def requested_escalation(deployment: Deployment, options: Options) -> Escalation | None:
     """Return the second model of a batch's options, if any; raises InvalidOption."""
     if options.escalate is None or options.escalate_below is None:
         return None
@@ -187,7 +187,7 @@ def _error_of(exc: InvalidOption) -> BatchError:
     return BatchError(exc.code, exc.message, exc.param)
 
 
-def _webhook_of(
+def webhook_of(
     deployment: Deployment, tenant_name: str, options: Options, param: str, now: int
 ) -> Operation[dict[str, Any]]:
     """Return the webhook fields of a batch; empty if it has no webhook.

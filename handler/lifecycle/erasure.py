@@ -49,7 +49,11 @@ def request_erasure(deployment: Deployment, batch: Batch, now: int) -> Operation
         raise _why_not(erasing)
     names = [kind.file_id_of(batch) for kind in KINDS]
     table = [batch.table_file_id] if batch.table_file_id else []
-    for file_id in (*names, *table, batch.input_file_id):
+    merged = [kind.field(batch, "file_id") for kind in KINDS]  # by a retry
+    names += [file_id for file_id in merged if file_id and file_id not in names]
+    # The input of a retry belongs to the batch that it retries.
+    inputs = [batch.input_file_id] if batch.retry is None else []
+    for file_id in (*names, *table, *inputs):
         file = yield from deployment.files.get_file(file_id)
         if file is not None and file.tenant == batch.tenant:
             yield from deployment.files.delete_file(file, now)

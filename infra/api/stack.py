@@ -115,8 +115,9 @@ class ApiStack(Stack):
                 permissions.find_objects(data),
                 permissions.read_objects(data, _INPUT, _WORK, *_RESULTS),
                 permissions.write_objects(data, _WORK),
-                # It writes tables of rows.
+                # It writes tables of rows, and merges the rows of retries.
                 permissions.resume_uploads(data, _WORK, *_RESULTS),
+                permissions.delete_objects(data, *_RESULTS),
                 permissions.tag_objects(data, "files/"),
             ],
         )

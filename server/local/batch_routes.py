@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
+from collections.abc import Callable
 from typing import Any, Final
 from uuid import uuid4
 
@@ -21,8 +22,8 @@ from tidemill.batch.batch_request import (
     parse_request,
     window_seconds,
 )
-from tidemill.batch.errors import InvalidMove
-from tidemill.batch.model import Batch, Source
+from tidemill.batch.errors import InvalidMove, KeyReused
+from tidemill.batch.model import Batch, Retry, Source
 from tidemill.batch.object_keys import DROP_TENANT, batch_id_of_request, outputs_of_request
 from tidemill.batch.pagination import Page, make_page
 from tidemill.batch.progress import HistoryObject
@@ -34,6 +35,14 @@ from tidemill.batch.results_object import (
     result_row,
     rows_deleted_message,
 )
+from tidemill.batch.retry import (
+    NotRetryable,
+    RetryParams,
+    RetryRequest,
+    check_no_retry,
+    check_retryable,
+    parse_retry,
+)
 from tidemill.protocol.errors import RequestError
 
 from ..errors import json_response
@@ -42,6 +51,7 @@ from .batches import StoredBatch
 from .folder import is_full
 from .history import list_history
 from .query_params import int_param, not_found, options_as_request_errors, parse_model
+from .retry import FileGone, make_input
 from .rows import RowsGone
 from .runner import Runner
 from .store import Store
@@ -70,6 +80,7 @@ class BatchRoutes:
             Route("/v1/batches/{batch_id}", self.retrieve, methods=["GET"]),
             Route("/v1/batches/{batch_id}/cancel", self.cancel, methods=["POST"]),
             Route("/v1/batches/{batch_id}/history", self.list_history, methods=["GET"]),
+            Route("/v1/batches/{batch_id}/retry", self.retry, methods=["POST"]),
             Route("/v1/batches/{batch_id}/results", self.list_results, methods=["GET"]),
         ]
 
@@ -77,9 +88,25 @@ class BatchRoutes:
         """Create a batch from a file, or return the one with the same idempotency key."""
         async with _BODY_READER.read_object(request.scope, request.receive) as body:
             fields = _fields_of(body, request.headers.get("idempotency-key"))
+        return await self._start(lambda: self._create(parse_request(fields)))
+
+    async def retry(self, request: Request) -> Response:
+        """Create a batch of the requests of another that failed or did not run."""
+        old = (await self._stored(request.path_params["batch_id"])).batch
+        earlier = old.retry
+        if earlier is not None:  # its rows are merged into those of the first batch
+            old = (await self._stored(earlier.of)).batch
+        async with _BODY_READER.read_object(request.scope, request.receive) as body:
+            wanted = parse_model(RetryRequest, body)
+        _check_supported(wanted.fields())
+        key = _one_key(wanted.idempotency_key, request.headers.get("idempotency-key"))
+        return await self._start(lambda: self._retry(old, parse_retry(old, wanted, earlier), key))
+
+    async def _start(self, create: Callable[[], Batch]) -> Response:
+        """Create a batch in a thread, and start it."""
         try:
             with options_as_request_errors():
-                batch = await asyncio.to_thread(self._create, parse_request(fields))
+                batch = await asyncio.to_thread(create)
         except (OSError, sqlite3.Error) as exc:
             if is_full(exc):
                 raise disk_full() from exc
@@ -175,7 +202,39 @@ class BatchRoutes:
         parsed.check_same(made)
         return made
 
-    def _create_batch(self, batch_id: str, parsed: BatchParams) -> Batch:
+    def _retry(self, old: Batch, params: RetryParams, key: str | None) -> Batch:
+        batch_id = batch_id_of_request(DROP_TENANT, key or uuid4().hex)
+        stored = self._store.batches.get(batch_id)
+        if stored is None:
+            try:
+                check_retryable(old)
+                other = self._store.batches.get(old.retried_by) if old.retried_by else None
+                check_no_retry(other.batch if other else None)
+                file = make_input(self._store, old, params.retry)
+            except NotRetryable as exc:
+                raise RequestError(str(exc), code=exc.code) from exc
+            except FileGone as exc:
+                raise RequestError(
+                    f"The input or the rows of batch {old.id} were deleted ({exc}): submit its "
+                    "file again.",
+                    code="input_gone",
+                    status_code=410,
+                ) from exc
+            parsed = BatchParams(file.id, old.endpoint, params.options)
+            made = self._create_batch(batch_id, parsed, retry=params.retry)
+        else:
+            made = stored.batch
+        if (made.retry, made.options) != params:
+            raise KeyReused(
+                "This `idempotency_key` was already used for another batch: use a new key.",
+                param="idempotency_key",
+            )
+        self._store.batches.change(old.id, retried_by=made.id)
+        return made
+
+    def _create_batch(
+        self, batch_id: str, parsed: BatchParams, *, retry: Retry | None = None
+    ) -> Batch:
         now, file = int(time.time()), self._store.files.get(parsed.input_file_id)
         if file is None or not self._store.link_input(file.id, batch_id):
             raise invalid_input_file("was not found")
@@ -189,6 +248,7 @@ class BatchRoutes:
             created_at=now,
             expires_at=now + window_seconds(parsed.options.completion_window),
             endpoint=parsed.endpoint,
+            retry=retry,
         )
         return self._store.batches.create(batch)
 
@@ -196,6 +256,18 @@ class BatchRoutes:
 def _fields_of(body: dict[str, Any], key: str | None) -> dict[str, Any]:
     """Return the parameters of a new batch; raises `RequestError` for unsupported ones."""
     fields = parse_model(BatchRequest, body).fields()
+    _check_supported(fields)
+    if fields["input_file_id"].startswith(S3):
+        raise RequestError(
+            "`input_file_id` must be a file ID: a local server cannot read from S3.",
+            param="input_file_id",
+            code="invalid_option",
+        )
+    fields["idempotency_key"] = _one_key(fields["idempotency_key"], key)
+    return fields
+
+
+def _check_supported(fields: dict[str, Any]) -> None:
     for name, instead in _OF_CLOUD.items():
         if fields[name] is not None:
             raise RequestError(
@@ -203,17 +275,12 @@ def _fields_of(body: dict[str, Any], key: str | None) -> dict[str, Any]:
                 param=name,
                 code="invalid_option",
             )
-    if fields["input_file_id"].startswith(S3):
+
+
+def _one_key(field: str | None, header: str | None) -> str | None:
+    if header is not None and field not in (None, header):
         raise RequestError(
-            "`input_file_id` must be a file ID: a local server cannot read from S3.",
-            param="input_file_id",
-            code="invalid_option",
+            "`idempotency_key` and the `Idempotency-Key` header differ: send one of them.",
+            param="idempotency_key",
         )
-    if key is not None:
-        if fields["idempotency_key"] not in (None, key):
-            raise RequestError(
-                "`idempotency_key` and the `Idempotency-Key` header differ: send one of them.",
-                param="idempotency_key",
-            )
-        fields["idempotency_key"] = key
-    return fields
+    return field if header is None else header

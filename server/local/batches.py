@@ -105,6 +105,17 @@ class BatchTable:
         )
         return moved
 
+    def change(self, batch_id: str, **changes: Any) -> None:
+        """Change fields of a batch, except its status."""
+        with self._database.writing() as connection:
+            self.change_by(connection, batch_id, **changes)
+
+    def change_by(self, connection: sqlite3.Connection, batch_id: str, **changes: Any) -> None:
+        """Change fields of a batch within a transaction."""
+        changed = replace(_found(connection, batch_id).batch, **changes)
+        query = "UPDATE batches SET document = ? WHERE id = ?"
+        connection.execute(query, (_text(changed), batch_id))
+
     def add_progress(
         self, connection: sqlite3.Connection, batch_id: str, gained: Progress, rows_end: int
     ) -> None:

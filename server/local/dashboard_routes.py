@@ -23,6 +23,8 @@ from tidemill.dashboard.assets import assets, type_of, version
 from tidemill.dashboard.batch_row import BatchRow
 from tidemill.dashboard.failures import Failure, read_row
 from tidemill.dashboard.headers import FOR_EVER, headers
+from tidemill.dashboard.render import render
+from tidemill.dashboard.retry_form import retry_values
 from tidemill.dashboard.tabs import TABS
 from tidemill.protocol.errors import RequestError
 
@@ -70,6 +72,7 @@ class DashboardRoutes:
             Route(f"{view}/batches", self.show_batches),
             Route(f"{view}/batches/{{batch_id}}", self.show_batch),
             Route(f"{view}/batches/{{batch_id}}/errors", self.show_errors),
+            Route(f"{view}/batches/{{batch_id}}/retry", self.show_retry),
             Route(f"{view}/new", self.show_form),
             Route(f"{view}/files/{{file_id}}/link", self.show_link),
         ]
@@ -129,6 +132,11 @@ class DashboardRoutes:
                 has_ended=stored.batch.is_terminal,
             )
         )
+
+    async def show_retry(self, request: Request) -> Response:
+        """Return the dialog of a retry; empty if nothing can be retried."""
+        stored = await self._batches.stored(request.path_params["batch_id"])
+        return await _html(lambda: render("retry.html", **retry_values(stored.batch, None)))
 
     async def show_form(self, _: Request) -> Response:
         """Return the form of a new batch."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import islice
+from threading import Lock
 
 from tidemill.batch.model import Batch, File, Progress
 from tidemill.batch.parts import EXPIRED, row_not_run
@@ -11,10 +13,12 @@ from tidemill.batch.states import Status
 
 from .batch_run import lines_without_row, open_input
 from .folder import sync_folder
+from .retry import merge_retry, result_file
 from .rows import Rows
 from .store import Store
 
 _FILLED_AT_ONCE = 1000
+_merging = Lock()
 
 
 def fill_expired(store: Store, batch: Batch) -> None:
@@ -34,17 +38,29 @@ def publish(store: Store, batch: Batch, status: Status, now: float, **changes: o
 
     Raises OSError, sqlite3.Error, and RowsGone for missing rows.
     """
+    # Two retries of a batch must not merge their rows into the same files.
+    with _merging if batch.retry is not None else nullcontext():
+        return _publish(store, batch, status, now, **changes)
+
+
+def _publish(store: Store, batch: Batch, status: Status, now: float, **changes: object) -> Batch:
     rows = store.rows_of(batch.id)
     made = {
         kind: file for kind in KINDS if (file := _make_file(store, batch, kind, rows)) is not None
     }
+    merged = None
+    if batch.retry is not None and made:
+        merged = merge_retry(store, batch, made)
+        changes |= {"merge": "failed" if merged is None else "done"}
     sync_folder(store.folder.files)
     stored = store.batches.get(batch.id)
     assert stored is not None, batch.id
     ids = {f"{kind.name}_file_id": file.id for kind, file in made.items()}
     with store.database.writing() as connection:
-        for file in made.values():
+        for file in (*made.values(), *(merged.files if merged else ())):
             store.files.put_by(connection, file)
+        if merged is not None:
+            store.batches.change_by(connection, merged.batch_id, **merged.changes)
         ended = store.batches.move_by(
             connection, batch.id, status, now, final=stored.progress.without_rates, **ids, **changes
         )
@@ -62,15 +78,4 @@ def _make_file(store: Store, batch: Batch, kind: ResultKind, rows: Rows) -> File
     if not num_bytes:
         return None
     path.rename(whole)
-    created_at = batch.winds_up_since or batch.created_at
-    seconds = batch.options.output_expires_seconds
-    return File(
-        id=file_id,
-        tenant=batch.tenant,
-        key=file_id,
-        num_bytes=num_bytes,
-        created_at=created_at,
-        filename=kind.key_of(batch).rpartition("/")[2],
-        purpose="batch_output",
-        expires=None if seconds is None else created_at + seconds,
-    )
+    return result_file(batch, kind, file_id, num_bytes)

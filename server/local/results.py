@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from tidemill.batch.model import Batch
 from tidemill.batch.pagination import MAX_BYTES
-from tidemill.batch.result_kinds import ERRORS, OUTPUT
+from tidemill.batch.result_kinds import ERRORS, OUTPUT, has_merged_rows
 
 from .batches import OPEN, BatchTable
 from .database import Database
@@ -51,8 +51,10 @@ class Results:
     ) -> RowPage:
         """Return finished rows after a line, in line order, as many as a response holds.
 
-        Raises RowsGone once the result files of the batch are deleted.
+        Raises RowsGone once the result files of the batch are deleted, or merged with a retry's.
         """
+        if has_merged_rows(batch):
+            raise RowsGone("The rows are in the batch's result files.")
         try:
             return self._page(batch, after_line, limit, failures_only=failures_only)
         except FileNotFoundError:

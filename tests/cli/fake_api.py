@@ -54,6 +54,7 @@ class FakeApi:
         self.batches: dict[str, dict[str, Any]] = {}
         self.lines: dict[str, list[Any]] = {}
         self.keys: dict[str, str] = {}
+        self.retry_error: tuple[int, Any] | None = (404, {"error": {"message": "Unknown path."}})
         self.faults: list[Fault] = []
         self.requests: list[tuple[str, str]] = []
         self.seen: Callable[[str, str], object] = lambda _method, _path: None
@@ -264,6 +265,8 @@ class _Handler(BaseHTTPRequestHandler):
         if not words:
             return 200, self._page(query)
         batch = api.batches[words[0]]
+        if words[1:] == ["retry"]:
+            return self._retry(batch, json.loads(body))
         if words[1:] == ["results"]:
             return 200, self._rows(batch, int(query["after_line"]))
         if self.command == "DELETE":
@@ -273,6 +276,15 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             api.advance(batch)
         return 200, batch
+
+    def _retry(self, batch: dict[str, Any], fields: dict[str, Any]) -> tuple[int, Any]:
+        """Create a batch of the whole file, if the API has the route."""
+        if self.api.retry_error is not None:
+            return self.api.retry_error
+        request = {"input_file_id": batch["input_file_id"], "endpoint": batch["endpoint"]}
+        request["completion_window"] = batch["completion_window"]
+        key = self.headers.get("Idempotency-Key")
+        return 200, self.api.make_batch(request | {"retry": fields}, key)
 
     def _put_file(self, body: bytes) -> dict[str, Any]:
         head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()

@@ -60,8 +60,8 @@ ROLES = {
         BUCKET: "s3:ListBucket",
         INPUT: "s3:GetObject GetObjectVersion",
         IN_FLIGHT: RESUMED,
-        OUTPUT: RESUMED,
-        FILES: f"{RESUMED} PutObjectTagging",
+        OUTPUT: RESULT,
+        FILES: f"{RESULT} PutObjectTagging",
     },
     "ReaperRole": TO_END_BATCHES
     | {

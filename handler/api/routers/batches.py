@@ -14,9 +14,12 @@ from tidemill.batch.batch_object import BatchObject
 from tidemill.batch.batch_request import BatchRequest, parse_request
 from tidemill.batch.model import Batch
 from tidemill.batch.pagination import Page, make_page
+from tidemill.batch.retry import NotRetryable, RetryRequest, parse_retry
 
 from ...deployment import deployment
+from ...errors import NotThere
 from ...intake.new_batch import create_batch
+from ...intake.retry_batch import create_retry
 from ...lifecycle.cancel import NotCancellable, cancel
 from ...lifecycle.erasure import BatchErased, NotErasable, request_erasure
 from ...queries.batch_view import describe_batch
@@ -40,12 +43,7 @@ def make_batch(
 ) -> BatchObject:
     """Create a batch from a file, or return the one created with the same idempotency key."""
     fields = request.fields()
-    if key is not None and fields["idempotency_key"] not in (None, key):
-        raise Refused(
-            "`idempotency_key` and the header `Idempotency-Key` differ.",
-            param="idempotency_key",
-        )
-    fields["idempotency_key"] = key if key is not None else fields["idempotency_key"]
+    fields["idempotency_key"] = _idempotency_key(key, fields["idempotency_key"])
     tenant, parsed = tenant_of(router.context), parse_request(fields)
     try:
         batch = aws().run(create_batch(deployment(), tenant, parsed, int(time.time())))
@@ -93,6 +91,31 @@ def cancel_batch(batch_id: str) -> BatchObject:
     return _batch_response(batch)
 
 
+@router.post("/v1/batches/<batch_id>/retry")
+def retry_batch(
+    batch_id: str,
+    request: Annotated[RetryRequest, Body()],
+    key: Annotated[str | None, Header(alias="Idempotency-Key")] = None,
+) -> BatchObject:
+    """Create a batch of the requests that failed or did not run, edited if requested."""
+    old = kept_batch(router.context, batch_id)
+    earlier = old.retry
+    if earlier is not None:  # its rows are merged into those of the first batch
+        old = kept_batch(router.context, earlier.of)
+    params = parse_retry(old, request, earlier)
+    key = _idempotency_key(key, request.idempotency_key)
+    try:
+        batch = aws().run(create_retry(deployment(), old, params, key, int(time.time())))
+    except NotRetryable as exc:
+        raise Refused(str(exc), code=exc.code) from exc
+    except NotThere as exc:
+        message = f"The input or the rows of batch {batch_id} were deleted: submit its file again."
+        raise Gone(message, code="input_gone") from exc
+    except BatchErased as exc:
+        raise Gone(str(exc), code=exc.code) from exc
+    return _batch_response(batch)
+
+
 @router.delete("/v1/batches/<batch_id>")
 def erase_batch(batch_id: str) -> BatchObject:
     """Erase an ended batch with its input, its results and its rows, permanently."""
@@ -120,6 +143,15 @@ def own_batch(context: Mapping[str, Any], batch_id: str, param: str | None = Non
     if batch is None or batch.tenant != tenant_of(context):
         raise _unknown(batch_id, param)
     return batch
+
+
+def _idempotency_key(header: str | None, field: str | None) -> str | None:
+    if header is not None and field not in (None, header):
+        raise Refused(
+            "`idempotency_key` and the header `Idempotency-Key` differ.",
+            param="idempotency_key",
+        )
+    return header if header is not None else field
 
 
 def _unknown(batch_id: str, param: str | None) -> NotFound:

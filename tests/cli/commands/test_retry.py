@@ -102,6 +102,39 @@ def test_waiting_ends_with_the_new_rows(shell: Shell) -> None:
     assert Path(f"{old}.retry.errors.jsonl").read_bytes() == row_of(LINES[1]) + row_of(LINES[3])
 
 
+def test_the_server_selects_and_edits_the_requests(shell: Shell) -> None:
+    """Nothing is downloaded or uploaded; options and edits are fields of the request."""
+    old = ended(shell, *LINES)
+    shell.api.retry_error, num_requests = None, len(shell.api.requests)
+    flags = ("--body", '{"max_tokens": 9}', "--include-invalid", "--window", "3h")
+    result = shell.type("retry", old, *flags)
+    new = result.out.strip()
+    assert shell.api.batches[new]["request"]["retry"] == {
+        "completion_window": "3h",
+        "body": {"max_tokens": 9},
+        "include_invalid": True,
+    }
+    paths = [path for _, path in shell.api.requests[num_requests:]]
+    assert not any("files" in path for path in paths)
+    error = {"message": "1 of 1 failed for good.", "code": "nothing_to_retry"}
+    shell.api.retry_error = (400, {"error": error})
+    result = shell.type("retry", old)
+    assert (result.status, result.out) == (3, "")
+    assert f"{old} has no requests to retry: " in result.err
+    assert "1 of 1 failed for good." in result.err
+
+
+def test_edits_need_a_server_that_makes_them(shell: Shell) -> None:
+    """A server without the route, or a file of rows, is refused with the flags."""
+    old = ended(shell, *LINES)
+    result = shell.type("retry", old, "--body", '{"max_tokens": 9}')
+    assert (result.status, result.out) == (1, "")
+    assert "omit --body and --prompt" in result.err
+    result = shell.type("retry", "x.jsonl", "-o", "y.jsonl", "--body", "{}")
+    assert "--body and --prompt need a batch's ID" in result.err
+    assert "must be a JSON object" in shell.type("retry", old, "--body", "[]").err
+
+
 def test_malformed_lines_are_omitted(shell: Shell) -> None:
     """They would fail again."""
     old = ended(shell, *LINES)

@@ -26,9 +26,10 @@ from tidemill.batch.parts import FinishedRow, encode_part
 from tidemill.batch.states import Status
 from tidemill.batch.table.recipe import print_recipe
 from tidemill.handler.control.sweep import sweep
-from tidemill.handler.finalize import table as table_module
+from tidemill.handler.finalize import upload_results
 from tidemill.handler.finalize.finalize import finalize
-from tidemill.handler.finalize.table import MAX_TRIES, make_table
+from tidemill.handler.finalize.table import make_table
+from tidemill.handler.finalize.upload_results import MAX_TRIES
 from tidemill.handler.intake import intake
 from tidemill.handler.intake.new_batch import create_batch_of_drop
 from tidemill.handler.lambdas.intake import handle_message
@@ -519,7 +520,7 @@ def test_a_long_table_is_made_by_several_requests_of_s3(
 ) -> None:
     """Rows over many parts, read in ranges, are those that went in."""
     mini = Cloud.on(ministack)
-    monkeypatch.setattr(table_module, "_PART_BYTES", 5 * 2**20)
+    monkeypatch.setattr(upload_results, "_PART_BYTES", 5 * 2**20)
     text = [hashlib.sha512(str(n).encode()).hexdigest() * 40 for n in range(2500)]
     table = pa.table({"n": list(range(2500)), "text": text})
     batch = drop(mini, parquet(table), "input/x.parquet", b"prompt = '{{ n }}'")

@@ -12,7 +12,8 @@ from tests.emulators import Emulator
 from tests.handler.intake.rig import Cloud, lines_of, plenty
 from tidemill.batch.states import Status
 from tidemill.handler.errors import AwsError
-from tidemill.handler.intake import intake, table_lines, work_units
+from tidemill.handler.inputs import table_lines
+from tidemill.handler.intake import intake, work_units
 from tidemill.handler.intake.control_messages import IntakeStep
 from tidemill.handler.intake.work_units import run_unit
 

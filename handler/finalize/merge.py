@@ -1,0 +1,185 @@
+"""Merges a retry: writes the results of the retried batch again, with the retried rows in place.
+
+The new objects are complete before one write switches the batch's counts and file IDs to them, so
+no finished row is lost, and a run that dies leaves nothing that counts. The earlier files keep
+their IDs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import chain
+from typing import Any, Final
+
+from tidemill.batch.file.formats import stream_of
+from tidemill.batch.file.lines import FormatError, read_lines
+from tidemill.batch.file.row_order import rows_of_lines
+from tidemill.batch.model import Batch, BatchError, Progress, Source
+from tidemill.batch.object_keys import outputs_of_request, result_file_id, table_key
+from tidemill.batch.result_kinds import KINDS, OUTPUT, ResultKind
+from tidemill.batch.retry import have_only_requests, is_success
+from tidemill.batch.table.errors import RecipeError, TableError
+
+from ..aws.items import dump
+from ..errors import NotThere, ObjectChanged
+from ..inputs.request_lines import requests_of, retried_batch
+from ..inputs.row_sources import open_rows, row_sources
+from ..lifecycle.batch_lock import BatchLock, Requeue
+from ..observability import logger
+from .result_files import BATCH_ID, record_file
+from .upload_results import TableNotMade, count_try, dump_questions, upload_object
+
+_WAIT_SECONDS: Final = 5.0
+_CODE: Final = "merge_failed"
+
+
+def merge_retry(lock: BatchLock) -> None:
+    """Merge the rows of a retry into the results of the retried batch.
+
+    If that is not possible, the errors of the retry contain the reason. Raises Requeue, LockLost.
+    """
+    batch = lock.batch
+    try:
+        old = retried_batch(lock.aws, lock.deployment, batch)
+        other = BatchLock(lock.aws, lock.deployment, old, lock.time_left, lock.now)
+        if not other.acquire():
+            raise Requeue(_WAIT_SECONDS)
+        try:
+            count_try(lock)
+            _merge(lock, other)
+        finally:
+            other.release()
+    except (NotThere, ObjectChanged) as exc:
+        _give_up(lock, f"its input or its rows no longer exist ({exc})")
+    except (TableNotMade, FormatError, RecipeError, TableError) as exc:
+        _give_up(lock, str(exc).rstrip("."))
+    else:
+        lock.change(merge="done")
+        logger.info("retry merged", batch_id=batch.id, retried=old.id)
+
+
+def _merge(lock: BatchLock, other: BatchLock) -> None:
+    aws, deployment, old = lock.aws, lock.deployment, other.batch
+
+    def look() -> None:
+        lock.check_deadline()
+        other.check_deadline()
+
+    runs = [aws.run(row_sources(deployment, each)) for each in (lock.batch, old)]
+    counts: dict[ResultKind, int] = {}
+    changes: dict[str, object] = {}
+    merged: list[Source] = []
+    for kind in KINDS:
+        rows = _Counted(_merged_rows(lock, old, runs, kind, look))
+        first = next(filter(None, rows), None)
+        file_id = None
+        if first is not None:
+            key = _own_key(lock, old, kind.key_of)
+            found = upload_object(lock, old, key, chain([first], rows))
+            file_id = result_file_id(lock.batch.id, f"{kind.name} of {old.id}")
+            record_file(other, file_id, key, found)
+            merged.append(_source_of(deployment.bucket.name, key, found))
+        counts[kind] = rows.num_rows
+        changes |= kind.fields(file_id=file_id)
+    num_rows = sum(counts.values())
+    progress = replace(
+        old.final or Progress(),
+        completed=counts[OUTPUT],
+        failed=num_rows - counts[OUTPUT],
+    )
+    changes |= {"final": dump(progress), "num_rows": max(num_rows, old.num_rows)}
+    changes |= _table_changes(lock, other, merged, look)
+    other.renew()
+    other.change(**changes)
+    _remove_stale(lock, old, changes)
+
+
+class _Counted:
+    """Iterates rows and counts them."""
+
+    def __init__(self, rows: Iterator[bytes]) -> None:
+        self._rows = rows
+        self.num_rows = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        row = next(self._rows)
+        self.num_rows += bool(row)
+        return row
+
+
+def _merged_rows(
+    lock: BatchLock,
+    old: Batch,
+    runs: Sequence[Sequence[Source]],
+    kind: ResultKind,
+    look: Callable[[], None],
+) -> Iterator[bytes]:
+    """Yield the newest row of each line of the retried batch, and nothing for another kind's."""
+    with ExitStack() as stack:
+        lines = read_lines(stream_of(requests_of(lock.aws, lock.deployment, old)))
+        files = [open_rows(lock.aws, stack, run, look) for run in runs]
+        for _, row in rows_of_lines(lines, files, are_requests=have_only_requests(old)):
+            look()
+            yield row if row and is_success(row) == (kind is OUTPUT) else b""
+
+
+def _own_key(lock: BatchLock, old: Batch, key_of: Callable[[Batch], str]) -> str:
+    """Return the key of a result, or another one if a newer upload's result has that key."""
+    key = key_of(old)
+    found = lock.aws.run(lock.deployment.bucket.head(key))
+    if found is None or found["Metadata"].get(BATCH_ID) == old.id:
+        return key
+    return key_of(replace(old, outputs=outputs_of_request(old.tenant, old.id)))
+
+
+def _table_changes(
+    lock: BatchLock, other: BatchLock, rows: Sequence[Source], look: Callable[[], None]
+) -> dict[str, object]:
+    """Write the table of the retried batch again, if it has one; return the changes for it."""
+    old = other.batch
+    if old.outputs.table_key is None or old.table_file_id is None:
+        return {}
+    from .table_bytes import table_bytes  # late: not every Lambda has the libraries for tables
+
+    suffix = old.outputs.table_key.rpartition(".")[2]
+    form = "jsonl" if suffix == "ndjson" else suffix
+
+    def key_of(batch: Batch) -> str:
+        return batch.outputs.table_key or table_key(batch.outputs, form)
+
+    key = _own_key(lock, old, key_of)
+    questions: list[Mapping[str, Any]] = []
+    pieces = table_bytes(lock.aws, lock.deployment, old, rows, note=questions.append, look=look)
+    found = upload_object(lock, old, key, pieces)
+    file_id = result_file_id(lock.batch.id, f"table of {old.id}")
+    record_file(other, file_id, key, found)
+    changes: dict[str, object] = {"table_file_id": file_id}
+    return changes | ({"questions": dump_questions(questions)} if questions else {})
+
+
+def _source_of(bucket: str, key: str, found: Mapping[str, Any]) -> Source:
+    return Source(bucket, key, found["ETag"], found["ContentLength"], found.get("VersionId"))
+
+
+def _remove_stale(lock: BatchLock, old: Batch, changes: Mapping[str, object]) -> None:
+    """Delete the object of a kind that has no rows any more; earlier versions are kept."""
+    bucket = lock.deployment.bucket
+    for kind in KINDS:
+        key = kind.key_of(old)
+        found = lock.aws.run(bucket.head(key)) if changes[f"{kind.name}_file_id"] is None else None
+        if found is not None and found["Metadata"].get(BATCH_ID) == old.id:
+            lock.aws.run(bucket.delete_found(key, found))
+
+
+def _give_up(lock: BatchLock, reason: str) -> None:
+    batch = lock.batch
+    assert batch.retry is not None
+    message = f"The rows could not be merged into those of {batch.retry.of}: {reason}."
+    logger.error("retry not merged", batch_id=batch.id, reason=reason)
+    errors = (*batch.errors, BatchError(_CODE, message))
+    lock.change(merge="failed", errors=[dump(each) for each in errors])

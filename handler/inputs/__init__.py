@@ -1,0 +1,1 @@
+"""Inputs of batches as requests, and their published rows, as streams."""

@@ -1,0 +1,155 @@
+"""Retries: a file of the selected lines, and the merged results when they have run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from tidemill.batch.file.formats import detect_file, open_lines
+from tidemill.batch.file.lines import FormatError, RawLine, read_lines
+from tidemill.batch.file.row_order import rows_of_lines
+from tidemill.batch.model import Batch, File, Progress, Retry
+from tidemill.batch.object_keys import DROP_TENANT, result_file_id
+from tidemill.batch.result_kinds import ERRORS, KINDS, OUTPUT, ResultKind
+from tidemill.batch.retry import NothingToRetry, RetryLines, have_only_requests, is_success
+
+from .store import Store
+from .upload import incoming_file
+
+_SUFFIXES = (".gz", ".jsonl", ".ndjson", ".json", ".retry")
+
+
+class FileGone(Exception):
+    """A deleted file that a retry needs."""
+
+
+def make_input(store: Store, old: Batch, retry: Retry) -> File:
+    """Add a file with the selected lines of a batch and return it.
+
+    Raises NothingToRetry, FileGone, OSError.
+    """
+    selection = RetryLines(retry, old)
+    kinds = (ERRORS,) if selection.is_whole else KINDS
+    source = store.files.get(old.input_file_id)
+    if source is None:
+        raise FileGone(old.input_file_id)
+    with ExitStack() as stack, incoming_file(store.folder) as path:
+        lines = _lines(stack, store.folder.file(source.id))
+        files = [_rows(stack, store, kind.field(old, "file_id")) for kind in kinds]
+        with path.open("wb") as out:
+            num_bytes = sum(out.write(piece) for piece in selection.select(lines, files))
+            out.flush()
+            os.fsync(out.fileno())
+        if not num_bytes:
+            raise NothingToRetry(selection.counts.reason)
+        name = source.filename
+        for suffix in _SUFFIXES:
+            name = name.removesuffix(suffix)
+        file_id, now = f"file-{uuid4().hex}", int(time.time())
+        file = File(file_id, DROP_TENANT, file_id, num_bytes, now, f"{name}.retry.jsonl", "batch")
+        store.add_file(path, file)
+    return file
+
+
+class MergedResults(NamedTuple):
+    """New result files of a retried batch, and the changes of the batch for them."""
+
+    files: Sequence[File]
+    batch_id: str
+    changes: Mapping[str, Any]
+
+
+def merge_retry(
+    store: Store, batch: Batch, made: Mapping[ResultKind, File]
+) -> MergedResults | None:
+    """Write the results of the retried batch again, with the rows of this retry in their places.
+
+    `made` are the result files of the retry. The earlier files keep their IDs. Returns None if a
+    file of the retried batch was deleted. Raises OSError.
+    """
+    assert batch.retry is not None
+    stored = store.batches.get(batch.retry.of)
+    if stored is None:
+        return None
+    old = stored.batch
+    files: list[File] = []
+    changes: dict[str, Any] = {}
+    counts: dict[ResultKind, int] = {}
+    for kind in KINDS:
+        path = store.folder.work_path(batch.id) / f"merged-{kind.name}"
+        try:
+            counts[kind] = _write_merged(store, path, old, made, kind)
+        except (FileGone, FormatError):
+            return None
+        changes |= kind.fields(file_id=None)
+        if counts[kind]:
+            file_id = result_file_id(batch.id, f"{kind.name} of {old.id}")
+            num_bytes = path.stat().st_size
+            path.rename(store.folder.file(file_id))
+            files.append(result_file(old, kind, file_id, num_bytes))
+            changes |= kind.fields(file_id=file_id)
+    num_rows = sum(counts.values())
+    completed = counts[OUTPUT]
+    final = replace(old.final or Progress(), completed=completed, failed=num_rows - completed)
+    changes |= {"final": final, "num_rows": max(num_rows, old.num_rows)}
+    return MergedResults(files, old.id, changes)
+
+
+def result_file(batch: Batch, kind: ResultKind, file_id: str, num_bytes: int) -> File:
+    """Return a result file of a batch."""
+    created_at = batch.winds_up_since or batch.created_at
+    seconds = batch.options.output_expires_seconds
+    return File(
+        id=file_id,
+        tenant=batch.tenant,
+        key=file_id,
+        num_bytes=num_bytes,
+        created_at=created_at,
+        filename=kind.key_of(batch).rpartition("/")[2],
+        purpose="batch_output",
+        expires=None if seconds is None else created_at + seconds,
+    )
+
+
+def _write_merged(
+    store: Store, path: Path, old: Batch, made: Mapping[ResultKind, File], kind: ResultKind
+) -> int:
+    """Write the newest rows of one kind and return their number."""
+    num_rows = 0
+    runs = [
+        [file.id for file in made.values()],
+        [each.field(old, "file_id") for each in KINDS],
+    ]
+    with ExitStack() as stack, path.open("wb") as out:
+        lines = _lines(stack, store.folder.file(old.input_file_id))
+        rows = [[_rows(stack, store, each) for each in files] for files in runs]
+        for _, row in rows_of_lines(lines, rows, are_requests=have_only_requests(old)):
+            if row and is_success(row) == (kind is OUTPUT):
+                out.write(row)
+                num_rows += 1
+        out.flush()
+        os.fsync(out.fileno())
+    return num_rows
+
+
+def _lines(stack: ExitStack, path: Path) -> Iterator[RawLine]:
+    try:
+        file = stack.enter_context(path.open("rb"))
+    except FileNotFoundError as exc:
+        raise FileGone(path.name) from exc
+    return read_lines(open_lines(detect_file(file), file))
+
+
+def _rows(stack: ExitStack, store: Store, file_id: str | None) -> Iterator[bytes]:
+    if file_id is None:
+        return iter(())
+    try:
+        return stack.enter_context(store.folder.file(file_id).open("rb"))
+    except FileNotFoundError as exc:
+        raise FileGone(file_id) from exc
