@@ -177,7 +177,7 @@ def sum_of(progresses: Iterable[Progress]) -> Progress:
         return Progress()
     *counts, first, last = columns
     earliest = min((at for at in first if at), default=0.0)
-    return Progress(*map(sum, counts), earliest, max(last))
+    return replace(Progress(*map(sum, counts)), first_row_at=earliest, last_row_at=max(last))
 
 
 @dataclass(frozen=True, slots=True)
