@@ -151,7 +151,7 @@ class Progress:
         """
         both = zip(_counts_of(self), _counts_of(earlier), strict=True)
         gained = Progress(*(max(type(now)(0), now - then) for now, then in both)).without_rates
-        return replace(gained, **dict.fromkeys(ROW_TIMES, 0.0))
+        return replace(gained, first_row_at=0.0, last_row_at=0.0)
 
     @property
     def rates(self) -> Rates:
@@ -191,7 +191,7 @@ def sum_of(progresses: Iterable[Progress]) -> Progress:
         return Progress()
     *counts, first, last = columns
     earliest = min((at for at in first if at), default=0.0)
-    return Progress(*map(sum, counts), first_row_at=earliest, last_row_at=max(last))
+    return replace(Progress(*map(sum, counts)), first_row_at=earliest, last_row_at=max(last))
 
 
 @dataclass(frozen=True, slots=True)

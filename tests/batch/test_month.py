@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from tests.batch.test_states import NEW
@@ -20,16 +21,21 @@ from tidemill.batch.month import (
 DONE = Progress(7, 3, 70, 20, 21, gpu_seconds=5400.0, escalated_gpu_seconds=1800.0)
 
 
+def priced(**prices: float) -> Callable[[str | None], float | None]:
+    """Return the price of a model's GPU-hour by its name."""
+    return lambda model: prices.get(model or "")
+
+
 def test_gpu_time_and_cost_belong_to_the_model_that_used_them() -> None:
     """The rows belong to the first model; a model without a price costs nothing."""
     batch = replace(NEW, model="small", escalation=Escalation("big", "large", 0.5))
-    uses = uses_of(batch, DONE, {"small": 2.0, "large": 8.0}.get)
+    uses = uses_of(batch, DONE, priced(small=2.0, large=8.0))
     assert uses == [
         ModelUse("large", gpu_seconds=1800.0, cost=4.0),
         ModelUse("small", 1, 7, 3, 70, 21, 3600.0, 2.0),
     ]
     assert total_of([*uses, *uses]) == ModelUse("", 2, 14, 6, 140, 42, 10_800.0, 12.0)
-    assert [use.cost for use in uses_of(batch, DONE, {"small": 2.0}.get)] == [0.0, 2.0]
+    assert [use.cost for use in uses_of(batch, DONE, priced(small=2.0))] == [0.0, 2.0]
     assert [use.batches for use in merged([*uses, *uses])] == [0, 2]
 
 

@@ -39,7 +39,7 @@ def test_hostile_texts_are_shown_and_do_nothing(
         link = page.get_by_role("rowheader").get_by_role("link")
         expect(link).to_have_text(key.removeprefix("input/"), timeout=SECONDS)
         link.click()
-        expect(page.locator("#live .status")).to_have_text("Completed", timeout=SECONDS)
+        expect(page.locator("#live .status")).to_have_text("Completed with errors", timeout=SECONDS)
     errors = page.locator("#errors table")
     expect(errors.get_by_role("rowheader")).to_have_text(HOSTILE)
     expect(errors).to_contain_text(f"ValueError: {HOSTILE}")

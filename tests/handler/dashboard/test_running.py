@@ -44,7 +44,7 @@ def test_a_batch_is_watched_to_its_end(
         sign_in(page, new_key("default"))
         expect(page.get_by_role("link", name="watched.jsonl")).to_be_visible(timeout=SECONDS)
         page.get_by_role("link", name="watched.jsonl").click()
-        expect(page.locator("#live .status")).to_have_text("Completed", timeout=SECONDS)
+        expect(page.locator("#live .status")).to_have_text("Completed with errors", timeout=SECONDS)
     expect(page.locator(".done")).to_contain_text("22 of 22 · 100%")
     errors = page.locator("#errors table")
     expect(errors.get_by_role("rowheader")).to_have_text(["row-21", "row-22"])
