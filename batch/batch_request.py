@@ -9,6 +9,7 @@ batch's `metadata`.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -158,6 +159,12 @@ class BatchRequest(BaseModel):
             json_schema_extra={"exclusiveMinimum": 0, "maximum": 1},
         ),
     ] = None
+    recipe: Annotated[
+        dict[str, Any] | None,
+        Field(
+            description="If the file is a table, the keys of its recipe, as in NAME.recipe.toml.",
+        ),
+    ] = None
     idempotency_key: Annotated[
         str | None,
         Field(
@@ -202,6 +209,9 @@ def parse_request(fields: Mapping[str, Any]) -> BatchParams:
     options = options_of_request(fields)
     endpoint = _check_endpoint(fields.get("endpoint"))
     idempotency_key = _check_idempotency_key(fields.get("idempotency_key"))
+    recipe = fields.get("recipe")
+    if recipe is not None:
+        options = replace(options, table_recipe=_check_recipe(recipe, endpoint))
     return BatchParams(_check_name(fields.get("input_file_id")), endpoint, options, idempotency_key)
 
 
@@ -269,6 +279,27 @@ def _check_endpoint(endpoint: object) -> str:
     except RequestError as exc:
         supported = ", ".join(ENDPOINTS)
         raise InvalidOption(f"`endpoint` must be one of {supported}.", param="endpoint") from exc
+
+
+def _check_recipe(keys: Mapping[str, Any], endpoint: str) -> str:
+    """Return the keys of a recipe as JSON; raises InvalidOption."""
+    # Imported late: few batches are tables.
+    from .table.drop_recipe import MAX_BYTES
+    from .table.errors import RecipeError
+    from .table.recipe import parse_recipe
+
+    param = "recipe"
+    try:
+        recipe = parse_recipe(keys, may_escalate=True)
+    except RecipeError as exc:
+        raise InvalidOption(f"`recipe` is not valid: {exc}.", param=param) from exc
+    if recipe.url != endpoint:
+        words = f"`endpoint` is {endpoint}, but the requests of `recipe` are for {recipe.url}."
+        raise InvalidOption(words, param="endpoint")
+    text = json.dumps(keys, ensure_ascii=False)
+    if len(text.encode("utf-8", "replace")) > MAX_BYTES:
+        raise InvalidOption(f"`recipe` is longer than {MAX_BYTES:,} bytes.", param=param)
+    return text
 
 
 def _check_idempotency_key(key: object) -> str | None:

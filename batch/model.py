@@ -49,8 +49,9 @@ class Options:
     No line starts once the GPU time has cost `max_cost`, in the deployment's currency.
     Result files expire `output_expires_seconds` after their creation, if that is set.
     With `strict_parameters` a file with unknown parameters is rejected. `recipe` has the keys of a
-    table's recipe from the user metadata of an upload, as text. The model `escalate` answers rows
-    with an answer whose confidence is lower than `escalate_below`.
+    table's recipe from the user metadata of an upload, as text; `table_recipe` has those of an API
+    request, as JSON. The model `escalate` answers rows with an answer whose confidence is lower
+    than `escalate_below`.
     """
 
     completion_window: str = "24h"
@@ -63,6 +64,7 @@ class Options:
     max_cost: float | None = None
     strict_parameters: bool = False
     recipe: dict[str, str] = field(default_factory=dict)
+    table_recipe: str | None = None
     escalate: str | None = None
     escalate_below: float | None = None
 
