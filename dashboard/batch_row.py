@@ -8,6 +8,8 @@ from tidemill.batch.batch_object import BatchObject
 from tidemill.batch.file.throughput import Rates
 from tidemill.batch.states import TERMINAL, Status
 
+from .trial import TRIAL_ENDING
+
 # These produce numbers, not tokens.
 _WITHOUT_TOKENS = {
     *("/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/generative_scoring"),
@@ -33,6 +35,11 @@ class BatchRow:
     def is_cancellable(self) -> bool:
         """True while it can be cancelled."""
         return self.wire.status in _CANCELLABLE
+
+    @property
+    def is_trial(self) -> bool:
+        """True for a file of the first rows of another one."""
+        return self.name.endswith(TRIAL_ENDING)
 
     @property
     def num_done(self) -> int:
