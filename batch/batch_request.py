@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from email.errors import MessageError
 from email.header import decode_header, make_header
 from types import MappingProxyType
-from typing import Annotated, Any, Final, TypeGuard
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -27,7 +27,7 @@ from tidemill.protocol.errors import RequestError
 from tidemill.protocol.routes import ENDPOINTS, known_route
 
 from .errors import InvalidOption, KeyReused, excerpt
-from .model import Batch, OnInvalidLine, Options
+from .model import Batch, OnInvalidLine, Options, is_share
 from .object_keys import MAX_KEY_BYTES
 
 DEFAULT_WINDOW: Final = "24h"
@@ -335,11 +335,6 @@ def _check(requested: Mapping[str, Any], names: Mapping[str, str], metadata: obj
         ),
         **_check_escalation(requested, names),
     )
-
-
-def is_share(value: object) -> TypeGuard[float]:
-    """Return whether a value is a number above 0 and at most 1."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
 
 
 def _check_escalation(requested: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

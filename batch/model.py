@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from .file.expected_tokens import NO_TOKENS, ExpectedTokens
 from .file.formats import FileFormat
@@ -67,6 +67,11 @@ class Options:
     table_recipe: str | None = None
     escalate: str | None = None
     escalate_below: float | None = None
+
+
+def is_share(value: object) -> TypeGuard[float]:
+    """Return whether a value is a number above 0 and at most 1."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
 
 
 @dataclass(frozen=True, slots=True)

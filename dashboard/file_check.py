@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pydantic_core import to_json
 
-from tidemill.batch.batch_request import OnInvalidLine
 from tidemill.batch.column_spelling import expression_of
 from tidemill.batch.file.duplicate_ids import DuplicateFinder
 from tidemill.batch.file.expected_tokens import NO_TOKENS, ExpectedTokens, expected_tokens
@@ -28,6 +28,7 @@ from tidemill.batch.file.lines import (
     read_lines,
 )
 from tidemill.batch.fleet import WorkerRate
+from tidemill.batch.model import OnInvalidLine
 from tidemill.batch.table.detection import detect_table
 from tidemill.batch.table.errors import RecipeError, TableError
 from tidemill.batch.table.parquet_sizes import Footer, read_footer
@@ -378,7 +379,7 @@ def _check_text_table(form: TableFormat, text: _Text, options: CheckOptions) -> 
         cells = [[row[place] or None for row in found] for place in range(len(names))]
         num_rows, cut, form = len(found), "csv", read.format
         data = data[:num_read_bytes]
-    if (repeated := _repeated(names)) is not None:
+    if names and (repeated := _repeated(names)) is not None:
         raise TableError(f"The table has more than one column named `{repeated}`: rename them.")
     check = _table(FileCheck(kind=_KINDS[form], cut=cut), names)
     if not num_rows:
@@ -403,8 +404,8 @@ def _rewound(file: Any) -> Any:
 
 
 def _repeated(names: Sequence[str]) -> str | None:
-    seen: set[str] = set()
-    return next((printable(name, 100) for name in names if name in seen or seen.add(name)), None)
+    name, count = Counter(names).most_common(1)[0]
+    return printable(name, 100) if count > 1 else None
 
 
 def _table(check: FileCheck, names: Sequence[str]) -> FileCheck:

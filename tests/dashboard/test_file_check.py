@@ -112,7 +112,7 @@ def test_invalid_lines_may_be_skipped() -> None:
 
 
 def test_unknown_parameters_are_noted_or_refused() -> None:
-    """As the form requests."""
+    """The form decides."""
     data = line(1, temprature=1)
     assert "did you mean `temperature`?" in checked(data).notes[0]
     assert not checked(data, strict_parameters=True).can_start
@@ -198,6 +198,7 @@ def test_the_estimate_uses_the_measured_rate_and_the_price() -> None:
     found = estimate(check, rate, 3.6)
     assert found is not None
     assert check.expected is not None
+    assert found.seconds is not None
     assert found.seconds == pytest.approx(check.expected.work / 0.01)
     assert found.cost == pytest.approx(found.seconds * 2 * 3.6 / 3600)
     page = page_of(check)

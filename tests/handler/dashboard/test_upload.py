@@ -259,8 +259,8 @@ def test_the_first_rows_of_each_format(page: Page, cloud: Cloud, new_key: NewKey
         "array": f"[{', '.join(rows[:3])}]",
         "csv": "a,b\n" + "".join(f'"x ""\n,",{number}\n' for number in range(3)),
     }
-    files = [[cut, text.encode()] for cut, text in texts.items()]
-    files += [[cut, gzip.compress(data)] for cut, data in files]
+    files = [(cut, text.encode()) for cut, text in texts.items()]
+    files += [(cut, gzip.compress(data)) for cut, data in files]
     found = page.evaluate(
         "async ([url, files]) => {"
         " const { firstRows } = await import(url);"
