@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,8 +43,9 @@ from .trial import TRIAL_ROWS
 
 _TEXT_BYTES: Final = 2**20
 _PACKED_PIECE: Final = 2**12
-_MAX_CHECKED: Final = 200
-"""Number of rows of a table that are rendered."""
+_MAX_RENDERED: Final = 200
+_RENDER_SECONDS: Final = 2.0
+"""Limit for the rows of a table; a slow template may need a fifth of a second for each."""
 
 _MAX_SHOWN: Final = 3
 _MAX_CHARS: Final = 1_200
@@ -326,7 +328,7 @@ def _check_lines(
 
 def _sentence(error: Any, unit: str) -> str:
     place = "" if error.line is None else f"{unit.capitalize()} {error.line:,}: "
-    return printable(f"{place}{error.message}", 600)
+    return printable(f"{place}{_TEMPLATE.sub('the prompt', error.message)}", 600)
 
 
 def _shown(body: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -391,10 +393,7 @@ def _check_text_table(form: TableFormat, text: _Text, options: CheckOptions) -> 
         check = replace(check, needs_recipe=True)
     else:
         columns = dict(zip(names, cells, strict=True))
-        num_checked = min(num_rows, _MAX_CHECKED)
-        check = _check_recipe(
-            check, options, columns, num_checked, is_whole=text.is_whole and num_checked == num_rows
-        )
+        check = _check_recipe(check, options, columns, num_rows, is_whole=text.is_whole)
     return _extrapolated(check, text, num_rows, max(1, len(data)))
 
 
@@ -427,11 +426,22 @@ def _check_recipe(
         template = RequestTemplate(recipe, [*cells])
     except RecipeError as exc:
         return replace(check, errors=(_of_recipe(exc),), num_errors=1)
-    read = {name: cells[name][:num_rows] for name in template.columns}
-    rendered = template.lines(read, num_rows, 1)
-    raw = (RawLine(number, line.rstrip(b"\n")) for number, line in enumerate(rendered, 1))
-    checked = _check_lines(check, raw, options, is_whole=is_whole)
+    num_rendered = min(num_rows, _MAX_RENDERED)
+    read = {name: cells[name][:num_rendered] for name in template.columns}
+    rendered = _in_time(template.lines(read, num_rendered, 1))
+    raw = [RawLine(number, line.rstrip(b"\n")) for number, line in enumerate(rendered, 1)]
+    is_all = is_whole and len(raw) == num_rows
+    checked = _check_lines(check, raw, options, is_whole=is_all)
     return replace(checked, endpoint=recipe.url, endpoints=(recipe.url,))
+
+
+def _in_time(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield lines until they have taken too long, at least one."""
+    until = time.monotonic() + _RENDER_SECONDS
+    for line in lines:
+        yield line
+        if time.monotonic() > until:
+            return
 
 
 def _of_recipe(error: RecipeError) -> str:

@@ -58,6 +58,7 @@ export function wireForm() {
 function choose(file) {
   if (!file) return;
   chosen = file;
+  find("#check").replaceChildren();
   show();
 }
 
@@ -83,10 +84,13 @@ async function look() {
     find("#table-fields").hidden = true;
     return;
   }
+  if (!find("#checked")) find("#check").textContent = "Checking the file…";
   try {
     if (!(await check(chosen, fieldsOf(form), () => number === checks))) return;
   } catch (problem) {
-    if (find("#new-error")) find("#new-error").textContent = `${chosen.name} could not be checked: ${problem.message}`;
+    if (!find("#new-form") || number !== checks) return;
+    find("#check").replaceChildren();
+    find("#new-error").textContent = `${chosen.name} could not be checked: ${problem.message}`;
     return;
   }
   const { dataset } = find("#checked");
@@ -125,7 +129,7 @@ function restore(form) {
 }
 
 async function start(form, isTrial = false) {
-  if (running || find("#start").disabled) return;
+  if (running || find("#start").disabled || !form.reportValidity()) return;
   const fields = fieldsOf(form);
   const { dataset } = find("#checked");
   const about = {

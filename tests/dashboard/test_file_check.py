@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidemill.batch.fleet import WorkerRate
+from tidemill.dashboard import file_check
 from tidemill.dashboard.file_check import CheckOptions, FileCheck, FileStart, check_file, estimate
 from tidemill.dashboard.render import render
 
@@ -213,3 +214,12 @@ def test_hostile_names_are_text() -> None:
     assert "&lt;img src=x&gt;" in page
     assert "<img" not in page
     assert check.errors
+
+
+def test_a_slow_prompt_is_rendered_for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page would wait for minutes otherwise; the errors of these rows are shown."""
+    monkeypatch.setattr(file_check, "_RENDER_SECONDS", 0)
+    prompt = "{% for one in range(9999) %}{% for two in range(9999) %}x{% endfor %}{% endfor %}"
+    check = checked(CSV, "x.csv", recipe={"prompt": prompt})
+    assert check.num_read == check.num_errors == 1
+    assert check.errors[0].startswith("Row 1: the prompt cannot be rendered: it takes more than")
