@@ -33,7 +33,8 @@ from tidemill.batch.model import OnInvalidLine
 from tidemill.batch.table.detection import detect_table
 from tidemill.batch.table.errors import RecipeError, TableError
 from tidemill.batch.table.parquet_sizes import Footer, read_footer
-from tidemill.batch.table.recipe import TableFormat, parse_recipe
+from tidemill.batch.table.questions import check_free_columns
+from tidemill.batch.table.recipe import Recipe, TableFormat, parse_recipe
 from tidemill.batch.table.request_template import RequestTemplate
 from tidemill.batch.table.text_rows import CsvRows, json_row
 from tidemill.batch.validation import Findings, LineChecker, judge
@@ -422,8 +423,7 @@ def _check_recipe(
 ) -> FileCheck:
     """Return the check of a table's rows, rendered by its recipe."""
     try:
-        recipe = parse_recipe(options.recipe or {}, may_escalate=True)
-        template = RequestTemplate(recipe, [*cells])
+        recipe, template = _compiled(options, [*cells])
     except RecipeError as exc:
         return replace(check, errors=(_of_recipe(exc),), num_errors=1)
     num_rendered = min(num_rows, _MAX_RENDERED)
@@ -433,6 +433,14 @@ def _check_recipe(
     is_all = is_whole and len(raw) == num_rows
     checked = _check_lines(check, raw, options, is_whole=is_all)
     return replace(checked, endpoint=recipe.url, endpoints=(recipe.url,))
+
+
+def _compiled(options: CheckOptions, names: Sequence[str]) -> tuple[Recipe, RequestTemplate]:
+    """Return the recipe in the form and its template for a table; raises RecipeError."""
+    recipe = parse_recipe(options.recipe or {}, may_escalate=True)
+    template = RequestTemplate(recipe, names)
+    check_free_columns(recipe.questions, names if recipe.keep is None else recipe.keep)
+    return recipe, template
 
 
 def _in_time(lines: Iterable[bytes]) -> Iterator[bytes]:
@@ -479,9 +487,11 @@ def _check_blind(
     """Return the check of a recipe for rows that are not read, by a request with its parameters."""
     columns: Sequence[str] = ()
     try:
-        recipe = parse_recipe(options.recipe or {}, may_escalate=True)
-        if names is not None:
-            columns = RequestTemplate(recipe, names).columns
+        if names is None:
+            recipe = parse_recipe(options.recipe or {}, may_escalate=True)
+        else:
+            recipe, template = _compiled(options, names)
+            columns = template.columns
     except RecipeError as exc:
         return replace(check, errors=(_of_recipe(exc),), num_errors=1)
     body = {**recipe.fields, **recipe.body_params}

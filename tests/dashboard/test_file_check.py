@@ -155,6 +155,7 @@ def test_a_table_needs_a_recipe(data: bytes) -> None:
         ),
         ({"prompt": "{{ text"}, "The prompt is not valid Jinja: line 1"),
         ({**PROMPT, "id": "no"}, "The recipe names `no`, which is not a column"),
+        ({"ask": ["text: Is it good?"]}, "The question `text` needs a column `text`, which the"),
         ({"ask": ["Is it good?"]}, "The question 'Is it good?' has no colon"),
         ({**PROMPT, "params": {"model": "x"}}, "Row 1: The model `x` does not exist."),
         (PROMPT, "Row 1: `model` is required."),
