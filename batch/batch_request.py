@@ -9,6 +9,7 @@ batch's `metadata`.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 from email.errors import MessageError
 from email.header import decode_header, make_header
 from types import MappingProxyType
-from typing import Annotated, Any, Final, TypeGuard
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -26,7 +27,7 @@ from tidemill.protocol.errors import RequestError
 from tidemill.protocol.routes import ENDPOINTS, known_route
 
 from .errors import InvalidOption, KeyReused, excerpt
-from .model import Batch, OnInvalidLine, Options
+from .model import Batch, OnInvalidLine, Options, is_share
 from .object_keys import MAX_KEY_BYTES
 
 DEFAULT_WINDOW: Final = "24h"
@@ -154,6 +155,12 @@ class BatchOptions(BaseModel):
             json_schema_extra={"exclusiveMinimum": 0, "maximum": 1},
         ),
     ] = None
+    recipe: Annotated[
+        dict[str, Any] | None,
+        Field(
+            description="If the file is a table, the keys of its recipe, as in NAME.recipe.toml.",
+        ),
+    ] = None
     idempotency_key: Annotated[
         str | None,
         Field(
@@ -207,6 +214,9 @@ def parse_request(fields: Mapping[str, Any]) -> BatchParams:
     options = options_of_request(fields)
     endpoint = _check_endpoint(fields.get("endpoint"))
     idempotency_key = check_idempotency_key(fields.get("idempotency_key"))
+    recipe = fields.get("recipe")
+    if recipe is not None:
+        options = replace(options, table_recipe=_check_recipe(recipe, endpoint))
     return BatchParams(_check_name(fields.get("input_file_id")), endpoint, options, idempotency_key)
 
 
@@ -276,6 +286,27 @@ def _check_endpoint(endpoint: object) -> str:
         raise InvalidOption(f"`endpoint` must be one of {supported}.", param="endpoint") from exc
 
 
+def _check_recipe(keys: Mapping[str, Any], endpoint: str) -> str:
+    """Return the keys of a recipe as JSON; raises InvalidOption."""
+    # Imported late: few batches are tables.
+    from .table.drop_recipe import MAX_BYTES
+    from .table.errors import RecipeError
+    from .table.recipe import parse_recipe
+
+    param = "recipe"
+    try:
+        recipe = parse_recipe(keys, may_escalate=True)
+    except RecipeError as exc:
+        raise InvalidOption(f"`recipe` is not valid: {exc}.", param=param) from exc
+    if recipe.url != endpoint:
+        words = f"`endpoint` is {endpoint}, but the requests of `recipe` are for {recipe.url}."
+        raise InvalidOption(words, param="endpoint")
+    text = json.dumps(keys, ensure_ascii=False)
+    if len(text.encode("utf-8", "replace")) > MAX_BYTES:
+        raise InvalidOption(f"`recipe` is longer than {MAX_BYTES:,} bytes.", param=param)
+    return text
+
+
 def check_idempotency_key(key: object) -> str | None:
     """Return an idempotency key; raises InvalidOption."""
     if key is None or (isinstance(key, str) and 0 < len(key) <= MAX_IDEMPOTENCY_KEY_CHARS):
@@ -310,11 +341,6 @@ def _check(requested: Mapping[str, Any], names: Mapping[str, str], metadata: obj
         ),
         **_check_escalation(requested, names),
     )
-
-
-def is_share(value: object) -> TypeGuard[float]:
-    """Return whether a value is a number above 0 and at most 1."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
 
 
 def _check_escalation(requested: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

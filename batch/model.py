@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from .file.expected_tokens import NO_TOKENS, ExpectedTokens
 from .file.formats import FileFormat
@@ -52,8 +52,9 @@ class Options:
     No line starts once the GPU time has cost `max_cost`, in the deployment's currency.
     Result files expire `output_expires_seconds` after their creation, if that is set.
     With `strict_parameters` a file with unknown parameters is rejected. `recipe` has the keys of a
-    table's recipe from the user metadata of an upload, as text. The model `escalate` answers rows
-    with an answer whose confidence is lower than `escalate_below`.
+    table's recipe from the user metadata of an upload, as text; `table_recipe` has those of an API
+    request, as JSON. The model `escalate` answers rows with an answer whose confidence is lower
+    than `escalate_below`.
     """
 
     completion_window: str = "24h"
@@ -66,8 +67,14 @@ class Options:
     max_cost: float | None = None
     strict_parameters: bool = False
     recipe: dict[str, str] = field(default_factory=dict)
+    table_recipe: str | None = None
     escalate: str | None = None
     escalate_below: float | None = None
+
+
+def is_share(value: object) -> TypeGuard[float]:
+    """Return whether a value is a number above 0 and at most 1."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
 
 
 @dataclass(frozen=True, slots=True)

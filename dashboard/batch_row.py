@@ -10,6 +10,7 @@ from tidemill.batch.states import TERMINAL, Status
 
 from .failures import first_sentence
 from .tabs import WITH_ERRORS, tab_of
+from .trial import TRIAL_ENDING
 
 # These produce numbers, not tokens.
 _WITHOUT_TOKENS = {
@@ -57,6 +58,11 @@ class BatchRow:
     def is_cancellable(self) -> bool:
         """True while it can be cancelled."""
         return self.wire.status in _CANCELLABLE
+
+    @property
+    def is_trial(self) -> bool:
+        """True for a file of the first rows of another one."""
+        return self.name.endswith(TRIAL_ENDING)
 
     @property
     def num_done(self) -> int:

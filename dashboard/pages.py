@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tidemill.batch.batch_object import BatchObject
 from tidemill.protocol.names import ANY_MODEL
@@ -16,6 +16,9 @@ from .failures import Failure, group_errors
 from .names import batch_name
 from .render import render
 from .tabs import TABS
+
+if TYPE_CHECKING:
+    from .file_check import Estimate, FileCheck  # which imports the parsers of files
 
 PAGE_BATCHES: Final = 20
 _WINDOWS: Final = (
@@ -99,6 +102,18 @@ def errors(failures: Sequence[Failure], *, num_failed: int, has_ended: bool) -> 
         num_read=len(failures),
         num_failed=num_failed,
         has_ended=has_ended,
+    )
+
+
+def check(site: Site, found: FileCheck, expected: Estimate | None, *, has_price: bool) -> str:
+    """Return the check of a file before its upload."""
+    return render(
+        "check.html",
+        check=found,
+        estimate=expected,
+        has_price=has_price,
+        currency=site.currency,
+        is_local=site.is_local,
     )
 
 

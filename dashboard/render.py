@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from .assets import HERE, url_of
+from .trial import TRIAL_ENDING, TRIAL_ROWS
 
 _WORDS: Final = {
     "validating": "Validating",
@@ -125,5 +126,9 @@ def _templates() -> Environment:
         "status_words": status_words,
         "with_code": with_code,
     }
-    environment.globals |= {"asset": url_of}
+    environment.globals |= {
+        "asset": url_of,
+        "trial_rows": TRIAL_ROWS,
+        "trial_ending": TRIAL_ENDING,
+    }
     return environment

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -31,6 +30,7 @@ from tidemill.protocol.stream import is_stream
 from .context import ServerContext
 from .disconnect import run_until_disconnect
 from .errors import internal_error, reply_response
+from .request_bodies import new_request_id
 from .sse import COMMENT, DONE, MEDIA_TYPE, format_event, sse_events, stream_response
 
 _ReplyCoroutine = Coroutine[Any, Any, Reply | StreamedReply]
@@ -48,11 +48,6 @@ PATHS = (*(url for route in (*_GENERATION, *_OTHERS) for url in sorted(route.exa
 def routes(context: ServerContext) -> list[Route]:
     """Return the inference routes with JSON bodies."""
     return [Route(path, InferenceRoute(context), methods=["POST"]) for path in PATHS]
-
-
-def new_request_id() -> str:
-    """Return a unique request id; it keys the randomness of a request without a seed."""
-    return f"req_{uuid.uuid4().hex}"
 
 
 class InferenceRoute:

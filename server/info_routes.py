@@ -19,7 +19,7 @@ from tidemill.protocol.validation import printable
 from .context import ServerContext
 from .errors import json_response, reply_response, stopping
 from .guide import NO_KEY, YOUR_KEY, guide_text
-from .inference_routes import new_request_id
+from .request_bodies import new_request_id
 
 OPEN_PATHS = frozenset({"/", "/health", "/ping"})
 """Paths without checks: load balancers and first-time visitors have no key."""

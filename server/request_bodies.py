@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -20,6 +21,11 @@ MAX_HELD_BYTES = 512 * 2**20
 RESERVED_BYTES = 64 * 2**20
 _LONG_BYTES = 100_000  # larger bodies are parsed in a thread
 _ValueT = TypeVar("_ValueT")
+
+
+def new_request_id() -> str:
+    """Return a unique request id; it keys the randomness of a request without a seed."""
+    return f"req_{uuid.uuid4().hex}"
 
 
 class BodyReader:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..batch_request import is_share
+from ..model import is_share
 from .errors import RecipeError
 from .questions import TableQuestion
 

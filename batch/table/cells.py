@@ -16,6 +16,8 @@ from uuid import UUID
 import pyarrow as pa
 from pyarrow import compute, types
 
+from .no_text import NoText
+
 UNDECODABLE: Final = "which is not supported: write its values without this encoding"
 """Reason for a dictionary, or run-end encoding, of nested values."""
 _UNKNOWN_ZONE: Final = "and this machine does not know its time zone: convert it to UTC"
@@ -31,13 +33,6 @@ _LAST_SECOND: Final = 971_890_963_199
 _UNREADABLE_INTERVALS: Final = {pa.lib.Type_INTERVAL_MONTHS, pa.lib.Type_INTERVAL_DAY_TIME}
 _DECIMAL128_DIGITS: Final = 38
 _DECIMAL256_DIGITS: Final = 76
-
-
-class NoText(NamedTuple):
-    """A cell that a template cannot print, with advice."""
-
-    what: str
-    way: str = ""
 
 
 class TypeProblem(NamedTuple):

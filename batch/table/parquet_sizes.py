@@ -121,19 +121,55 @@ class Chunk(NamedTuple):
     is_encrypted: bool
 
 
+class Footer(NamedTuple):
+    """The schema of a Parquet file, its number of rows, and the chunks of each row group."""
+
+    schema: Any
+    num_rows: Any
+    chunks: list[list[Chunk]]
+
+    def columns(self) -> list[str]:
+        """Return the names of the columns; raises TableError for a damaged schema."""
+        try:
+            return [*_top_names(self.schema)]
+        except (ValueError, LookupError, TypeError, AttributeError) as exc:
+            raise TableError("The Parquet table is damaged: its schema cannot be read.") from exc
+
+
 def read_chunks(file: Any) -> list[list[Chunk]]:
     """Return the chunks of each row group; none for a footer that is too long or damaged."""
+    footer = read_footer(file)
+    return [] if footer is None else footer.chunks  # Arrow reports the damage
+
+
+def read_footer(file: Any) -> Footer | None:
+    """Return the footer at the end of a file; None if it is too long or damaged."""
     end = file.seek(0, io.SEEK_END)
     file.seek(max(0, end - _LENGTH_BYTES - _MAGIC_BYTES))
     num_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if num_bytes > min(_MAX_FOOTER_BYTES, end):
-        return []
+        return None
     file.seek(end - _LENGTH_BYTES - _MAGIC_BYTES - num_bytes)
     try:
         footer = ThriftReader(file.read(num_bytes)).struct()
-        return [[_chunk(column) for column in group[1]] for group in footer.get(4, [])]
+        chunks = [[_chunk(column) for column in group[1]] for group in footer.get(4, [])]
+        return Footer(footer.get(2, []), footer.get(3, 0), chunks)
     except (ValueError, LookupError, TypeError, AttributeError):
-        return []  # Arrow reports the damage
+        return None
+
+
+def _top_names(elements: Sequence[dict[int, Any]]) -> Iterator[str]:
+    """Yield the names of the columns in a schema, which lists the fields inside each after it."""
+    left: list[int] = []  # numbers of elements to come, by level
+    for element in elements:
+        if len(left) == 1:
+            yield element[4].decode("utf-8", "replace")
+        if left:
+            left[-1] -= 1
+        if num_children := element.get(5, 0):
+            left.append(num_children)
+        while len(left) > 1 and not left[-1]:
+            left.pop()
 
 
 def check_chunks(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -359,6 +359,18 @@ def check_question_columns(questions: Sequence[TableQuestion]) -> None:
     names = [question.name for question in questions]
     if twice := next((name for at, name in enumerate(names) if name in names[:at]), None):
         raise RecipeError(f"two questions are named `{twice}`: rename one")
+
+
+def check_free_columns(questions: Sequence[TableQuestion], kept: Collection[str]) -> None:
+    """Raise RecipeError for a question whose columns have the name of a kept one."""
+    for question in questions:
+        for name in question.columns:
+            if name in kept:
+                raise RecipeError(
+                    f"the question `{question.name}` needs a column `{name}`, which the table "
+                    "already has: rename the question, or list the columns to keep without it "
+                    "in `keep`"
+                )
 
 
 def _shown(value: Any) -> str:

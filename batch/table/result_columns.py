@@ -30,7 +30,7 @@ from .confidence_columns import confidence_columns
 from .errors import RecipeError
 from .question_columns import all_question_fields, question_columns
 from .question_counts import QuestionCounts
-from .questions import CALIBRATED, Probabilities, probabilities_of
+from .questions import CALIBRATED, Probabilities, check_free_columns, probabilities_of
 from .recipe import Recipe, VectorType
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class ResultColumns:
         self.kept = tuple(kept.names)
         self._confidences = confidence_columns(recipe)
         fields, taken = list(kept), set(kept.names)
-        self._check_questions(taken)
+        check_free_columns(recipe.questions, taken)
         more = [column.field for column in self._confidences]
         for field in (*self._fields, *self._answers, *more):
             name = _free_name(field.name, taken)
@@ -171,17 +171,6 @@ class ResultColumns:
             | ({"calibration": reports[name]} if (name := counts.question.name) in reports else {})
             for counts in self.counts
         ]
-
-    def _check_questions(self, taken: set[str]) -> None:
-        """Raise RecipeError for a question whose columns have the name of a kept one."""
-        for question in self._recipe.questions:
-            for name in question.columns:
-                if name in taken:
-                    raise RecipeError(
-                        f"the question `{question.name}` needs a column `{name}`, which the table "
-                        "already has: rename the question, or list the columns to keep without it "
-                        "in `keep`"
-                    )
 
     def _result_fields(self) -> list[pa.Field]:
         recipe, facts = self._recipe, self._facts

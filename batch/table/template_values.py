@@ -21,8 +21,8 @@ from tidemill.protocol.sandbox import Sandbox
 from tidemill.protocol.sandbox_code import CountingCode
 
 from ..column_spelling import ROW, quoted, spelling_of
-from .cells import NoText
 from .errors import CellError
+from .no_text import NoText
 from .recipe import suggestion
 
 _PRINTED: Final = (str, int, float, Decimal)

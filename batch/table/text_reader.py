@@ -5,118 +5,54 @@ CSV cells are texts; empty ones are null.
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from tidemill.protocol.json_bodies import load_json
-
 from ..file.formats import BinaryFile
-from ..file.lines import BOM, MAX_LINE_BYTES, RawLine, read_lines
-from .detection import delimiter_of
-from .errors import TableError, reason_of
+from ..file.lines import read_lines
+from .errors import TableError
 from .recipe import TableFormat
+from .text_rows import CsvRows, Unpack, json_row
 
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 2**24
 _MAX_JSON_COLUMNS = 10_000
 _MAX_NAMED_CHARS = 40
 
-Unpack = Callable[[BinaryFile], BinaryFile]
-"""A function that returns a decompressed file from its start."""
-
 
 class CsvTable:
     """A CSV or TSV file in UTF-8 with a header."""
 
     def __init__(self, file: BinaryFile, unpack: Unpack, head: bytes) -> None:
-        self._file = file
-        self._unpack = unpack
-        first = head.removeprefix(BOM).split(b"\n", 1)[0]
-        self._delimiter = delimiter_of(first.decode("utf-8", "replace"))
-        self.format: TableFormat = "tsv" if self._delimiter == "\t" else "csv"
-        names = next(self._records(), (1, []))[1]
-        if not any(names):
-            raise TableError("Line 1 of the CSV must contain the column names.")
-        self.schema = pa.schema([pa.field(name, pa.string()) for name in names])
+        self._csv = CsvRows(file, unpack, head)
+        self.format: TableFormat = self._csv.format
+        self.schema = pa.schema([pa.field(name, pa.string()) for name in self._csv.names])
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Read all rows; raises TableError for one with more or fewer cells than the header."""
         place_of = {name: place for place, name in enumerate(self.schema.names)}
         places = [place_of[name] for name in columns]
         schema = pa.schema([self.schema.field(place) for place in places])
-        for some in self._rows(len(place_of)):
+        for some in self._rows():
             arrays = [
                 pa.array([row[place] or None for row in some], pa.string()) for place in places
             ]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def _rows(self, width: int) -> Iterator[list[list[str]]]:
+    def _rows(self) -> Iterator[list[list[str]]]:
         """Yield the cells of some rows at a time, of bounded size unless one row exceeds it."""
-        records = self._records()
-        next(records, None)
         some: list[list[str]] = []
         size = 0
-        for number, (line, cells) in enumerate(records, 1):
-            if len(cells) != width:
-                raise TableError(
-                    f"Row {number:,} (line {line:,}) of the CSV has {len(cells):,} cells, but its "
-                    f"header has {width:,}: quote cells that contain a `{self._delimiter}`, a "
-                    "quote or a newline."
-                )
+        for cells in self._csv.rows():
             some.append(cells)
-            size += self._num_bytes
+            size += self._csv.num_bytes
             if len(some) == _BATCH_ROWS or size > _BATCH_BYTES:
                 yield some
                 some, size = [], 0
         if some:
             yield some
-
-    def _records(self) -> Iterator[tuple[int, list[str]]]:
-        """Yield the records, including the header, each with its last line.
-
-        A blank line is an empty cell in a table of one column, and no row in other tables.
-        """
-        csv.field_size_limit(MAX_LINE_BYTES)
-        self._num_bytes = self._num_unread = 0
-        reader = csv.reader(self._lines(), delimiter=self._delimiter, strict=True)
-        started, width = 1, 0
-        try:
-            for cells in reader:
-                self._num_bytes, self._num_unread = self._num_unread, 0
-                if cells or width == 1:
-                    width = width or len(cells)
-                    yield reader.line_num, cells or [""]
-                started = reader.line_num + 1
-        except csv.Error as exc:
-            raise TableError(
-                f"The CSV has a stray quote, or a cell that is too long, in the row that starts at "
-                f"line {started:,}: {exc}."
-            ) from exc
-
-    def _lines(self) -> Iterator[str]:
-        stream, number = self._unpack(self._file), 0
-        while data := stream.readline(MAX_LINE_BYTES):
-            number += 1
-            self._num_unread += len(data)
-            if self._num_unread > MAX_LINE_BYTES:
-                raise TableError(
-                    f"The CSV row that ends after line {number:,} is longer than "
-                    f"{MAX_LINE_BYTES:,} bytes: a quote may be missing."
-                )
-            if number == 1:
-                data = data.removeprefix(BOM)
-            try:
-                yield data.decode()
-            except UnicodeDecodeError as exc:
-                if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-                    raise TableError("The CSV is UTF-16: save it as UTF-8.") from exc
-                raise TableError(
-                    f"Line {number:,} of the CSV is not UTF-8: 0x{data[exc.start]:02x} at byte "
-                    f"{exc.start + 1:,}; save the file as UTF-8."
-                ) from exc
 
 
 class JsonTable:
@@ -153,7 +89,7 @@ class JsonTable:
         first, size = 1, 0
         rows: list[dict[str, Any]] = []
         for raw in read_lines(self._unpack(self._file)):
-            rows.append(_json_row(raw, f"{self._unit} {raw.number:,} of the table"))
+            rows.append(json_row(raw, f"{self._unit} {raw.number:,} of the table"))
             size += len(raw.data)
             if len(rows) == _BATCH_ROWS or size > _BATCH_BYTES:
                 yield rows, first
@@ -161,19 +97,6 @@ class JsonTable:
                 rows, size = [], 0
         if rows:
             yield rows, first
-
-
-def _json_row(raw: RawLine, place: str) -> dict[str, Any]:
-    """Return the row of a line; raises TableError with its place for an invalid line."""
-    if raw.overlong is not None:
-        raise TableError(f"{place} is too long: {raw.overlong.num_bytes:,} bytes.")
-    try:
-        row = load_json(raw.data.removeprefix(BOM), cache_strings="keys")
-    except (ValueError, RecursionError) as exc:
-        raise TableError(f"{place} is not valid JSON: {reason_of(exc)}.") from exc
-    if not isinstance(row, dict):
-        raise TableError(f"{place} is not a JSON object: write one object per row.")
-    return row
 
 
 def _array(

@@ -1,13 +1,17 @@
 // A new batch: a file is chosen or dropped, uploaded, and submitted. The upload belongs to the page,
 // not to a view: it continues while other views are shown.
 
-import { endpointOf } from "./requests.js";
+import { check, recipeOf } from "./check.js";
 import { post } from "./session.js";
 import { giveUp, transfer } from "./transfer.js";
+import { firstRows } from "./trial.js";
 import { find, randomKey, notice, say } from "./words.js";
 
+const TYPING_SECONDS = 0.4;
 let chosen = null;
 let running = null;
+let typing = null;
+let checks = 0;
 
 const size = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 });
 function bytes(number) {
@@ -37,6 +41,15 @@ export function wireForm() {
     event.preventDefault();
     start(form);
   });
+  form.addEventListener("input", (event) => {
+    if (event.target === input || event.target.name === "window") return;
+    allow(false);
+    clearTimeout(typing);
+    typing = setTimeout(look, TYPING_SECONDS * 1000);
+  });
+  find("#try").addEventListener("click", () => start(form, true));
+  find("#check").addEventListener("click", insertColumn);
+  restore(form);
   // The user may have chosen a file before this ran.
   if (input.files[0]) choose(input.files[0]);
   else show();
@@ -45,9 +58,8 @@ export function wireForm() {
 function choose(file) {
   if (!file) return;
   chosen = file;
-  find("#new-error").textContent = file.size ? "" : `${file.name} is empty.`;
+  find("#check").replaceChildren();
   show();
-  say(`${file.name} is chosen, ${bytes(file.size)}`);
 }
 
 function show() {
@@ -56,25 +68,97 @@ function show() {
   const files = new DataTransfer();
   if (chosen) files.items.add(chosen);
   find("#file").files = files.files;
-  find("#start").disabled = running !== null;
+  look();
 }
 
-async function start(form) {
-  if (running) return;
+/** Have the server check the chosen file, and allow its upload if it is a batch. */
+async function look() {
+  clearTimeout(typing);
+  const form = find("#new-form");
+  const number = (checks += 1);
+  allow(false);
+  if (!form) return;
+  find("#new-error").textContent = chosen && !chosen.size ? `${chosen.name} is empty.` : "";
   if (!chosen?.size) {
-    find("#new-error").textContent = chosen ? `${chosen.name} is empty.` : "Choose a file first.";
-    find("#file").focus();
+    find("#check").replaceChildren();
+    find("#table-fields").hidden = true;
     return;
   }
-  const fields = Object.fromEntries(new FormData(form));
-  const endpoints = form.dataset.endpoints.split(" ");
-  running = { file: chosen, fields, endpoints, fileId: null, key: randomKey() };
+  if (!find("#checked")) find("#check").textContent = "Checking the file…";
+  try {
+    if (!(await check(chosen, fieldsOf(form), () => number === checks))) return;
+  } catch (problem) {
+    if (!find("#new-form") || number !== checks) return;
+    find("#check").replaceChildren();
+    find("#new-error").textContent = `${chosen.name} could not be checked: ${problem.message}`;
+    return;
+  }
+  const { dataset } = find("#checked");
+  find("#table-fields").hidden = !("table" in dataset);
+  allow("ready" in dataset, "try" in dataset);
+  say((find("#check-errors") || find("#checked p")).textContent.replace(/\s+/g, " ").trim());
+}
+
+/** Enable the buttons, unless an upload runs. */
+function allow(isReady, canTry = false) {
+  if (!find("#start")) return;
+  find("#start").disabled = running !== null || !isReady;
+  find("#try").hidden = !canTry;
+  find("#try").disabled = running !== null || !isReady;
+}
+
+const fieldsOf = (form) => Object.fromEntries(new FormData(form));
+
+function insertColumn(event) {
+  const button = event.target.closest("[data-insert]");
+  if (!button) return;
+  const prompt = find("#prompt");
+  prompt.focus();
+  prompt.setRangeText(button.dataset.insert, prompt.selectionStart, prompt.selectionEnd, "end");
+  prompt.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
+// The form after a trial, for the whole file; another tenant of this tab must not see it.
+const saved = () => `tidemill-form ${find("#tenant").textContent}`;
+
+function restore(form) {
+  const fields = JSON.parse(sessionStorage.getItem(saved()) || "{}");
+  for (const [name, value] of Object.entries(fields)) {
+    if (form.elements[name] && name !== "file") form.elements[name].value = value;
+  }
+}
+
+async function start(form, isTrial = false) {
+  if (running || find("#start").disabled || !form.reportValidity()) return;
+  const fields = fieldsOf(form);
+  const { dataset } = find("#checked");
+  const about = {
+    endpoint: dataset.endpoint || form.dataset.endpoints.split(" ")[0],
+    recipe: "table" in dataset ? recipeOf(fields) : undefined,
+  };
+  running = { file: chosen, fields, about, fileId: null, key: randomKey() };
+  allow(false);
+  if (isTrial) {
+    sessionStorage.setItem(saved(), JSON.stringify(fields));
+    const { trialRows, trialEnding } = form.dataset;
+    try {
+      running.file = await firstRows(chosen, dataset.cut, Number(trialRows), trialEnding);
+    } catch (problem) {
+      running = null;
+      await look();
+      find("#new-error").textContent = problem.message;
+      return;
+    }
+    running.whole = chosen;
+  } else {
+    sessionStorage.removeItem(saved());
+  }
   await run();
 }
 
 /** Upload the file and create the batch; finished steps are not repeated. */
 async function run() {
-  const { file, fields, endpoints, key } = running;
+  const { file, fields, about, key } = running;
   running.control = new AbortController();
   find("#transfer").hidden = false;
   find("#transfer-again").hidden = true;
@@ -84,8 +168,7 @@ async function run() {
     running.fileId ??= await transfer(file, { signal: running.control.signal, onProgress: (sent) => rate.show(sent) });
     rate.done();
     const batch = await post("/v1/batches", {
-      input_file_id: running.fileId, endpoint: await endpointOf(file, endpoints),
-      completion_window: fields.window, on_invalid_line: fields.invalid,
+      input_file_id: running.fileId, ...about, completion_window: fields.window, on_invalid_line: fields.invalid,
       strict_parameters: fields.unknown === "refuse", idempotency_key: key,
     });
     end();
@@ -100,8 +183,8 @@ async function run() {
 }
 
 function end() {
+  chosen = running.whole || null;
   running = null;
-  chosen = null;
   find("#transfer").hidden = true;
   if (find("#new-form")) show();
 }

@@ -7,16 +7,20 @@ const running = new Map();
 
 /** Fetch a view into the element `selector`, or with `isPart` replace the element by its new self.
  * `onPut` is called at that moment: later it might take the focus from a user who has moved on.
- * Resolves with whether it did: not if a later call has this place, or the key was refused. Throws
+ * With a `body` it is posted, after another
+ * sign-in if need be. Resolves with whether it did: not if a later call has this place, or the key was refused. Throws
  * an Error with the server's message. */
-export async function load(path, selector, { isPart = false, onPut = () => {} } = {}) {
+export async function load(path, selector, { isPart = false, onPut = () => {}, body = null } = {}) {
   // A new page ends the requests for parts of the old one.
   for (const [place, other] of running) if (selector === "#content" || place === selector) other.abort();
   const control = new AbortController();
   running.set(selector, control);
   const headers = { Authorization: `Bearer ${session.key()}` };
+  const posted = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
   try {
-    const answer = await fetch(path, { headers, signal: control.signal });
+    const answer = body
+      ? await session.request(path, { ...posted, signal: control.signal })
+      : await fetch(path, { headers, signal: control.signal });
     const text = await answer.text();
     if (session.isRefusal(answer.status)) session.refused();
     else if (!answer.ok) throw Object.assign(new Error(messageOf(text, answer.status)), { isMessage: true });

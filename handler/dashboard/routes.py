@@ -11,6 +11,7 @@ from aws_lambda_powertools.event_handler import Response
 from aws_lambda_powertools.event_handler.openapi.params import Query
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 
+from ..api.envelope.bodies import body_of
 from ..api.envelope.redirect import redirect
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
@@ -120,6 +121,14 @@ def show_form() -> Response[Any]:
     from .views import form
 
     return form()
+
+
+@router.post("/dashboard/view/check", compress=True, include_in_schema=False)
+def show_check() -> Response[Any]:
+    """Return the check of a file before its upload; its body is in no API document."""
+    from .checks import check
+
+    return check(body_of(router.current_event))
 
 
 @router.get("/dashboard/view/files/<file_id>/link", include_in_schema=False)

@@ -81,15 +81,19 @@ def find_recipe(
 
     Raises RecipeError, and Requeue if the recipe may still arrive.
     """
-    form = detect_table(head)
-    if form is None or not batch.source.key.startswith(INPUT_PREFIX):
+    form, requested = detect_table(head), batch.options.table_recipe
+    if requested is not None and form is None:
+        raise RecipeError("the file is not a table, or contains requests: remove `recipe`")
+    if form is None or not (requested or batch.source.key.startswith(INPUT_PREFIX)):
         return None
     # Imported late: most files are not tables.
     from tidemill.batch.table.drop_recipe import MAX_BYTES, recipe_of_file, recipe_of_metadata
     from tidemill.batch.table.recipe import parse_recipe
 
     key = recipe_key(batch.source.key)
-    if batch.options.recipe:
+    if requested is not None:
+        keys = json.loads(requested)
+    elif batch.options.recipe:
         keys = recipe_of_metadata(batch.options.recipe)
     elif (data := (yield from _read_start(deployment, key, MAX_BYTES + 1))) is not None:
         keys = recipe_of_file(data)
@@ -249,7 +253,7 @@ def _ensure_jsonl(lock: BatchLock, *, is_patient: bool) -> FileFormat:
     elif batch.conversion is None:
         head = lock.aws.run(read_range(batch.source, 0, min(HEAD_BYTES, batch.source.num_bytes)))
         recipe = None
-        if not begins_with_request(head):
+        if batch.options.table_recipe is not None or not begins_with_request(head):
             recipe = lock.aws.run(find_recipe(lock.deployment, batch, head, lock.now()))
         form = detect_format(head) if recipe is None else FileFormat(is_table=True)
         if form.is_plain:

@@ -62,6 +62,7 @@ _OF_CLOUD: Final = {
     **dict.fromkeys(("output_url", "error_url", "webhook_url"), "download the files instead"),
     "max_cost": "a local server has no price",
     **dict.fromkeys(("escalate", "escalate_below"), "a local server has one model"),
+    "recipe": "render the table with `tidemill submit`",
 }
 
 

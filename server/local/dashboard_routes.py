@@ -18,10 +18,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tidemill.batch.batch_object import BatchObject
+from tidemill.batch.fleet import WorkerRate
 from tidemill.dashboard import pages
 from tidemill.dashboard.assets import assets, type_of, version
 from tidemill.dashboard.batch_row import BatchRow
+from tidemill.dashboard.check_request import CheckRequest
 from tidemill.dashboard.failures import Failure, read_row
+from tidemill.dashboard.file_check import FileCheck, estimate
 from tidemill.dashboard.headers import FOR_EVER, headers
 from tidemill.dashboard.render import render
 from tidemill.dashboard.retry_form import retry_values
@@ -29,9 +32,11 @@ from tidemill.dashboard.tabs import TABS
 from tidemill.protocol.errors import RequestError
 
 from ..errors import json_response
+from ..request_bodies import BodyReader
 from .batch_routes import BatchRoutes
 from .batches import StoredBatch
 from .file_routes import FileRoutes
+from .query_params import parse_model
 from .rows import RowsGone
 from .store import Store
 
@@ -40,6 +45,11 @@ _LINK_SECONDS: Final = 300
 _MAX_SEARCHED: Final = 500
 _MAX_FAILURES: Final = 1000
 _HTML: Final = "text/html; charset=utf-8"
+_NO_TABLES: Final = (
+    "This server runs files of requests, not tables: run the table with `tidemill run`, or send "
+    "its requests with `tidemill submit`."
+)
+_BODY_READER: Final = BodyReader(2**20, 30.0)
 
 
 class DashboardRoutes:
@@ -74,6 +84,7 @@ class DashboardRoutes:
             Route(f"{view}/batches/{{batch_id}}/errors", self.show_errors),
             Route(f"{view}/batches/{{batch_id}}/retry", self.show_retry),
             Route(f"{view}/new", self.show_form),
+            Route(f"{view}/check", self.show_check, methods=["POST"]),
             Route(f"{view}/files/{{file_id}}/link", self.show_link),
         ]
 
@@ -142,6 +153,12 @@ class DashboardRoutes:
         """Return the form of a new batch."""
         return await _html(lambda: pages.form(_SITE, self._models))
 
+    async def show_check(self, request: Request) -> Response:
+        """Return the check of a file before its upload."""
+        async with _BODY_READER.read_object(request.scope, request.receive) as body:
+            wanted = parse_model(CheckRequest, body)
+        return await _html(lambda: self._check(wanted))
+
     async def show_link(self, request: Request) -> Response:
         """Return a URL of a file that is valid for a few minutes without the key."""
         file_id = (await asyncio.to_thread(self._files.stored, request))[0].id
@@ -167,6 +184,13 @@ class DashboardRoutes:
     def _token(self, file_id: str, until: str) -> str:
         text = f"{file_id} {until}".encode(errors="replace")
         return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
+
+    def _check(self, wanted: CheckRequest) -> str:
+        found = wanted.check({name: name for name in self._models})
+        if found.is_table:
+            found = FileCheck(kind=found.kind, errors=(_NO_TABLES,), num_errors=1)
+        expected = estimate(found, WorkerRate(), None)
+        return pages.check(_SITE, found, expected, has_price=False)
 
     def _rows(self, wires: Sequence[BatchObject]) -> list[BatchRow]:
         """Return batches with the names of their files and the first error of a completed one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from email.header import Header
 from typing import Any
@@ -16,6 +17,7 @@ from tidemill.batch.batch_request import (
     MIN_WINDOW_SECONDS,
     options_of_request,
     parse_options,
+    parse_request,
     window_seconds,
 )
 from tidemill.batch.errors import InvalidOption
@@ -253,3 +255,24 @@ def test_an_invalid_expiry_is_refused(policy: object, param: str) -> None:
     with pytest.raises(InvalidOption) as caught:
         options_of_request({"output_expires_after": policy})
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("recipe", "endpoint", "words"),
+    [
+        ({"promt": "x"}, "/v1/chat/completions", "`recipe` is not valid: `promt` is not a recipe"),
+        ({"ask": ["a: b?"]}, "/v1/chat/completions", "`recipe` are for /v1/decisions"),
+        ({"prompt": "x" * 2**16}, "/v1/chat/completions", "longer than 65,536 bytes"),
+        (
+            {"ask": ["a: b?"], "calibration": "x.calibration.json"},
+            "/v1/decisions",
+            "or the content of one",
+        ),
+    ],
+)
+def test_a_recipe_is_checked_before_the_batch_exists(
+    recipe: dict[str, Any], endpoint: str, words: str
+) -> None:
+    """An API request with an invalid one creates no batch."""
+    with pytest.raises(InvalidOption, match=re.escape(words)):
+        parse_request({"input_file_id": "file-1", "endpoint": endpoint, "recipe": recipe})

@@ -56,7 +56,7 @@ class BodyReader(OpenAPIRequestValidationMiddleware):
         if any(isinstance(field.field_info, Form) for field in fields):
             file_field = next(field.alias for field in fields if field.type_ is UploadFile)
             return _read_form(content_type, body, file_field)
-        return _read_json(content_type, body)
+        return read_json(content_type, body)
 
 
 def body_of(event: APIGatewayProxyEventV2) -> bytes:
@@ -92,7 +92,8 @@ def _read_form(content_type: str, body: bytes, file_field: str) -> dict[str, Any
     return found
 
 
-def _read_json(content_type: str, body: bytes) -> Any:
+def read_json(content_type: str, body: bytes) -> Any:
+    """Return a JSON object, None for an empty body; raises Refused."""
     if content_type.partition(";")[0].strip().lower() not in {"", "application/json"}:
         raise _unsupported("application/json")
     if not body.strip():

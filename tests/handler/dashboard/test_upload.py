@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import re
 import time
 from base64 import b64encode
@@ -14,12 +13,13 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from tests.emulators import MODEL
 from tests.handler.dashboard.mill import control_running, file_of, worker_running
-from tests.handler.dashboard.steps import sign_in
+from tests.handler.dashboard.steps import obstacles, sign_in
 from tests.handler.intake.rig import Cloud, line_of
+from tidemill.batch.fleet import WorkerRate
 from tidemill.dashboard.assets import url_of
 from tidemill.handler.tenants.keys import KeyStore, key_id_of
-from tidemill.protocol.routes import ENDPOINTS
 
 NewKey = Callable[[str], str]
 SECONDS = 120_000
@@ -80,9 +80,9 @@ class Storage:
 
 def file_of_parts(folder: Path, num_parts: float) -> Path:
     """Write a file of that many parts, and return its path."""
-    line = line_of("x" * 1000)
+    num_lines = int(PART_BYTES * num_parts / (len(line_of("0" * 1000)) + 1))
     file = folder / "large.jsonl"
-    file.write_bytes((line + b"\n") * int(PART_BYTES * num_parts / (len(line) + 1)))
+    file.write_bytes(b"".join(line_of(f"{number:01000}") + b"\n" for number in range(num_lines)))
     return file
 
 
@@ -181,6 +181,7 @@ def test_a_key_revoked_in_the_middle_of_an_upload(
     storage.watch(page)
     sign_in(page, key, "#/new")
     page.get_by_label("A JSONL file").set_input_files(two_parts)
+    expect(page.get_by_role("button", name="Upload and start")).to_be_enabled()
     cloud.run(KeyStore(cloud.deployment.table.name).revoke(key_id_of(key), int(time.time())))
     page.get_by_role("button", name="Upload and start").click()
     expect(page.locator("#sign-in-error")).to_contain_text("no longer accepted")
@@ -203,47 +204,89 @@ def test_a_file_is_dropped_on_the_page(page: Page, cloud: Cloud, new_key: NewKey
     page.dispatch_event("#drop-zone", "dragover", {"dataTransfer": dropped})
     page.dispatch_event("#drop-zone", "drop", {"dataTransfer": dropped})
     expect(page.locator("#chosen")).to_have_text("dropped.jsonl, 0 kB")
-    expect(page.get_by_role("status")).to_have_text("dropped.jsonl is chosen, 0 kB")
+    expect(page.get_by_role("status")).to_contain_text("table of JSON rows, 1 row")
     assert page.locator("#file").evaluate("field => field.files[0].name") == "dropped.jsonl"
 
 
-def test_the_endpoint_is_that_of_the_file(page: Page, cloud: Cloud, new_key: NewKey) -> None:
-    """The user need not choose it, even for a long compressed file."""
+def test_a_table_is_tried_and_then_run(
+    page: Page, cloud: Cloud, new_key: NewKey, tmp_path: Path
+) -> None:
+    """Its prompt is written in the form; a batch of the first rows has a link to run all."""
+    rate = WorkerRate(expected_work_per_second=10, num_gpus=1)
+    cloud.run(cloud.deployment.fleets.put_rate(MODEL, rate))
+    file = tmp_path / "reviews.csv"
+    rows = [f'{number},"<i>good</i>\nnumber {number}"\n' for number in range(80)]
+    file.write_text("id,text\n" + "".join(rows), encoding="utf-8")
+    page.set_viewport_size({"width": 375, "height": 700})
+    sign_in(page, new_key("lab"), "#/new")
+    page.get_by_label("A JSONL file").set_input_files(file)
+    expect(page.locator("#check")).to_contain_text("CSV table, 80 rows")
+    expect(page.get_by_role("button", name="Upload and start")).to_be_disabled()
+    page.get_by_label("Prompt for each row").fill("Label: ")
+    page.get_by_role("button", name="text", exact=True).click()
+    expect(page.get_by_label("Prompt for each row")).to_have_value("Label: {{ text }}")
+    expect(page.locator("#check dd").first).to_have_text("Label: <i>good</i>\nnumber 0")
+    page.get_by_label("Column of row IDs").fill("nowhere")
+    expect(page.locator("#check-errors")).to_contain_text("`nowhere`, which is not a column")
+    expect(page.get_by_role("button", name="Upload and start")).to_be_disabled()
+    page.get_by_label("Column of row IDs").fill("id")
+    expect(page.locator("#estimate")).to_contain_text("Cost, USD")
+    assert obstacles(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 375
+    page.get_by_role("button", name="Try 50 rows first").click()
+    expect(page.get_by_role("heading", name="reviews.csv (first 50 rows)")).to_be_visible()
+    page.get_by_role("link", name="Run the whole file").click()
+    expect(page.get_by_label("Prompt for each row")).to_have_value("Label: {{ text }}")
+    page.get_by_role("button", name="Upload and start").click()
+    expect(page.get_by_role("heading", name="reviews.csv", exact=True)).to_be_visible()
+    batches = cloud.run(cloud.deployment.table.list_batches("lab", limit=10))[0]
+    taken = [cloud.ingest(batch) for batch in batches]
+    assert sorted(batch.num_rows for batch in taken) == [50, 80]
+
+
+def test_the_first_rows_of_each_format(page: Page, cloud: Cloud, new_key: NewKey) -> None:
+    """They are cut off without a look at the rest, also after decompression."""
     del cloud
     sign_in(page, new_key("lab"), "#/new")
-    cases = {
-        '{"custom_id": "a", "url": "/v1/embeddings"}': "/v1/embeddings",
-        '[{"body": {"url": "http://a/b"}, "url" : "/completions"}]': "/v1/completions",
-        '{"url": "/v1/walks"}': ENDPOINTS[0],
-        "no json": ENDPOINTS[0],
+    rows = [f'{{"a": "]}}\\"{number}"}}' for number in range(9)]
+    texts = {
+        "lines": "\n".join(rows),
+        "array": f"[{', '.join(rows)}]",
+        "csv": "a,b\n" + "".join(f'"x ""\n,",{number}\n' for number in range(9)),
     }
-    files = [f"{text}\n{os.urandom(200_000).hex()}".encode() for text in cases]
+    expected = {
+        "lines": "\n".join(rows[:3]) + "\n",
+        "array": f"[{', '.join(rows[:3])}]",
+        "csv": "a,b\n" + "".join(f'"x ""\n,",{number}\n' for number in range(3)),
+    }
+    files = [(cut, text.encode()) for cut, text in texts.items()]
+    files += [(cut, gzip.compress(data)) for cut, data in files]
     found = page.evaluate(
-        "async ([url, files, endpoints]) => {"
-        " const { endpointOf } = await import(url);"
+        "async ([url, files]) => {"
+        " const { firstRows } = await import(url);"
         " const bytes = (data) => Uint8Array.from(atob(data), (char) => char.charCodeAt(0));"
-        " return Promise.all(files.map((data) => endpointOf(new Blob([bytes(data)]), endpoints)))"
+        " return Promise.all(files.map(async ([cut, data]) =>"
+        "   (await firstRows(new File([bytes(data)], 'x'), cut, 3, '')).text()))"
         "}",
-        [
-            url_of("requests.js"),
-            [b64encode(data).decode() for data in (*files, *map(gzip.compress, files))],
-            list(ENDPOINTS),
-        ],
+        [url_of("trial.js"), [[cut, b64encode(data).decode()] for cut, data in files]],
     )
-    assert found == [*cases.values(), *cases.values()]
-    expect(page.get_by_label("Endpoint")).to_have_count(0)
+    assert found == [*expected.values(), *expected.values()]
 
 
 def test_an_invalid_choice_is_reported(
     page: Page, cloud: Cloud, new_key: NewKey, tmp_path: Path
 ) -> None:
-    """A missing or empty file is reported next to the field, before anything is sent."""
+    """A missing, empty or invalid file is reported next to the field, and cannot be sent."""
     del cloud
     sign_in(page, new_key("lab"), "#/new")
-    page.get_by_role("button", name="Upload and start").click()
-    error = page.locator("#new-error")
-    expect(error).to_have_text("Choose a file first.")
+    start = page.get_by_role("button", name="Upload and start")
+    expect(start).to_be_disabled()
     empty = tmp_path / "empty.jsonl"
     empty.touch()
-    choose(page, empty)
-    expect(error).to_have_text("empty.jsonl is empty.")
+    page.get_by_label("A JSONL file").set_input_files(empty)
+    expect(page.locator("#new-error")).to_have_text("empty.jsonl is empty.")
+    broken = tmp_path / "broken.jsonl"
+    broken.write_bytes(line_of(1) + b"\n{")
+    page.get_by_label("A JSONL file").set_input_files(broken)
+    expect(page.get_by_role("status")).to_contain_text("This file cannot run: Line 2: not JSON")
+    expect(start).to_be_disabled()

@@ -21,7 +21,8 @@ from tests.handler.finalize.rig import fail, plenty
 from tests.handler.intake.rig import Cloud, lines_of
 from tests.handler.killing import is_killed_after
 from tests.long_parameters import with_long
-from tidemill.batch.model import Batch, Escalation
+from tidemill.batch.batch_request import parse_request
+from tidemill.batch.model import Batch, Escalation, File
 from tidemill.batch.parts import FinishedRow, encode_part
 from tidemill.batch.states import Status
 from tidemill.batch.table.recipe import print_recipe
@@ -31,7 +32,7 @@ from tidemill.handler.finalize.finalize import finalize
 from tidemill.handler.finalize.table import make_table
 from tidemill.handler.finalize.upload_results import MAX_TRIES
 from tidemill.handler.intake import intake
-from tidemill.handler.intake.new_batch import create_batch_of_drop
+from tidemill.handler.intake.new_batch import create_batch, create_batch_of_drop
 from tidemill.handler.lambdas.intake import handle_message
 from tidemill.handler.lifecycle.cancel import cancel
 from tidemill.protocol.contract import Usage
@@ -596,3 +597,36 @@ def test_an_input_that_is_gone_leaves_the_rows(mini: Cloud) -> None:
     mini.aws.clients["s3"].delete_object(**gone)
     ended = finished(mini, batch)
     assert (ended.status, ended.errors[0].code) == (Status.COMPLETED, "table_not_made")
+
+
+def of_the_api(cloud: Cloud, data: bytes, recipe: dict[str, Any]) -> Batch:
+    """Create a batch of a file and a recipe by the API, and take it in."""
+    cloud.put(data, "files/lab/file-1")
+    file = File("file-1", "lab", "files/lab/file-1", len(data), 1, "x.csv", "batch")
+    cloud.run(cloud.deployment.files.put_file(file))
+    request = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "recipe": recipe}
+    now = int(time.time())
+    made = cloud.run(create_batch(cloud.deployment, "lab", parse_request(request), now))
+    return cloud.ingest(made)
+
+
+def test_a_table_of_the_api_comes_back_as_one(mini: Cloud) -> None:
+    """The request contains the recipe, and the batch has a file with the table."""
+    recipe = {"prompt": "Label: {{ text }}", "id": "review_id"}
+    batch = of_the_api(mini, comma_separated(REVIEWS), recipe)
+    ended = finished(mini, published(mini, batch))
+    assert (ended.status, ended.tenant, ended.num_rows) == (Status.COMPLETED, "lab", 4)
+    rows = csv.read_csv(io.BytesIO(table_of(mini, ended))).to_pylist()
+    assert [row["review_id"] for row in rows] == ["a", "b", "c", "d"]
+    assert rows[0]["output_text"] == "LABEL: BAD"
+    assert ended.table_file_id is not None
+    file = mini.run(mini.deployment.files.get_file(ended.table_file_id))
+    assert file is not None
+    assert file.tenant == "lab"
+
+
+def test_a_recipe_for_a_file_of_requests_is_refused(mini: Cloud) -> None:
+    """It would have no effect."""
+    batch = of_the_api(mini, lines_of(2), {"prompt": "hi"})
+    assert (batch.status, batch.errors[0].code) == (Status.FAILED, "invalid_recipe")
+    assert "remove `recipe`" in batch.errors[0].message

@@ -374,8 +374,9 @@ async def test_fifty_batches_of_one_second_are_listed_newest_first(
         ({"output_url": "https://example.com/x"}, "output_url"),
         ({"webhook_url": "https://example.com/x"}, "webhook_url"),
         ({"input_file_id": None}, "input_file_id"),
+        ({"recipe": {"prompt": "{{ text }}"}}, "recipe"),
     ],
-    ids=["no file", "bucket", "endpoint", "window", "metadata", "output url", "webhook", "null"],
+    ids="no_file bucket endpoint window metadata output_url webhook null recipe".split(),
 )
 async def test_an_invalid_parameter_is_refused_at_once(
     tmp_path: Path, body: dict[str, Any], param: str

@@ -1,0 +1,27 @@
+"""Request of the page to check a file before its upload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Base64Bytes, BaseModel, Field
+
+from .file_check import CheckOptions, FileCheck, FileStart, check_file
+
+
+class CheckRequest(BaseModel):
+    """A file that a browser wants to upload: its beginning, and the choices in the form."""
+
+    name: Annotated[str, Field(max_length=1024)]
+    bytes: Annotated[int, Field(ge=0)]
+    head: Base64Bytes
+    tail: Base64Bytes = b""
+    recipe: dict[str, Any] | None = None
+    on_invalid_line: Literal["fail", "skip"] = "fail"
+    strict_parameters: bool = False
+
+    def check(self, models: Mapping[str, str]) -> FileCheck:
+        """Return what intake would say about the file, as far as its first bytes show."""
+        options = CheckOptions(models, self.recipe, self.on_invalid_line, self.strict_parameters)
+        return check_file(FileStart(self.name, self.bytes, self.head, self.tail), options)
