@@ -128,7 +128,7 @@ def _keep(
 ) -> None:
     """Keep a kernel that Triton has compiled and launched, if it can be called directly."""
     later = {**config.sizes, **constants}
-    names = kernel.arg_names[num_args:] if isinstance(kernel, JITFunction) else [None]
+    names: Any = kernel.arg_names[num_args:] if isinstance(kernel, JITFunction) else [None]
     parts = [getattr(returned, name, None) for name in ("run", "function", "packed_metadata")]
     if None in parts or later.keys() != set(names):
         return
