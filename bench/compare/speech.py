@@ -18,10 +18,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from tidemill.engine.config import DeviceName
 
 Clock = Callable[[], float]
 
@@ -73,14 +76,16 @@ def make_model(folder: Path, shape: str) -> None:
     WhisperFeatureExtractor().save_pretrained(folder)
 
 
-def run_ours(folder: Path, dtype: Any, count: int, clock: Clock) -> float:
+def run_ours(
+    folder: Path, dtype: Any, count: int, clock: Clock, device: DeviceName = "cpu"
+) -> float:
     """Return our engine's seconds."""
     from tidemill.engine.config import EngineConfig
     from tidemill.engine.model.speech.loading import load_speech
     from tidemill.engine.scheduling.speech import SpeechRequest
     from tidemill.engine.tasks.speech import make_core
 
-    settings = EngineConfig(str(folder), dtype=dtype, device="cpu", max_num_seqs=64)
+    settings = EngineConfig(str(folder), dtype=dtype, device=device, max_num_seqs=64)
     core = make_core(load_speech(settings), settings)
     requests = [SpeechRequest(samples) for samples in clips(count)]
     core.add(requests[0])

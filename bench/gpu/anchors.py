@@ -30,10 +30,12 @@ class Anchor(NamedTuple):
     expected: float
 
 
-# By model, whether its products are in fp8, and mix.
-ANCHORS: dict[tuple[str, bool, Mix], Anchor] = {
-    ("qwen3-8b", False, DATATROVE): Anchor("datatrove", 6443, 0.9),
-    ("qwen3-0.6b", False, DATATROVE): Anchor("datatrove", 14_069, 0.95),
-    ("qwen3-30b-a3b", False, DATATROVE): Anchor("datatrove, vLLM's defaults", 2977, 0.85),
-    ("llama-3-8b", True, MLPERF): Anchor("MLPerf Offline", 5777, 0.85),
+# By model, the form of its weights, and mix.
+ANCHORS: dict[tuple[str, str, Mix], Anchor] = {
+    ("qwen3-8b", "", DATATROVE): Anchor("datatrove", 6443, 0.9),
+    ("qwen3-0.6b", "", DATATROVE): Anchor("datatrove", 14_069, 0.95),
+    ("qwen3-30b-a3b", "", DATATROVE): Anchor("datatrove, vLLM's defaults", 2977, 0.85),
+    ("gpt-oss-20b", "mxfp4", DATATROVE): Anchor("datatrove, best", 14_671, 0.9),
+    ("smollm2-1.7b", "", DATATROVE): Anchor("datatrove, best with drafts", 9220, 0.8),
+    ("llama-3-8b", "fp8", MLPERF): Anchor("MLPerf Offline", 5777, 0.85),
 }

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from bench.gpu.choose import FORMS, quantised
 from tidemill.engine.kernels.attention import AttentionBackendType
 from tidemill.engine.kernels.backends import choose_backend
 from tidemill.engine.kernels.quantised import Quantised, quantise_fp8
@@ -20,12 +21,13 @@ STD = 0.02
 
 
 def random_weights(
-    model: Architecture, dtype: torch.dtype, device: torch.device, *, is_fp8: bool = False
+    model: Architecture, dtype: torch.dtype, device: torch.device, form: str = ""
 ) -> dict[str, Tensor | Quantised]:
     """Return weights by role: normal numbers, and ones for norms.
 
-    With `is_fp8` layers' products are in fp8, with row scales.
+    Layers' products are in a form of `FORMS`, such as fp8 with row scales.
     """
+    quantise = FORMS[form]
     generator = torch.Generator(device).manual_seed(0)
     weights: dict[str, Tensor | Quantised] = {}
     for weight in weights_of(model):
@@ -36,8 +38,10 @@ def random_weights(
             if is_norm
             else tensor.normal_(0, STD, generator=generator)
         )
-        if is_fp8 and weight.role.partition(".")[2] in MADE:
+        if form == "fp8" and weight.role.partition(".")[2] in MADE:
             weights[weight.role] = quantise_fp8(tensor)
+        elif quantise is not None and form != "fp8" and weight.role.endswith("_proj"):
+            weights[weight.role] = quantised(tensor, quantise)
     return weights
 
 
@@ -76,4 +80,5 @@ def loaded(
         max_model_len=min(model.max_positions, max_model_len),
         hidden_size=model.hidden_size,
         max_intermediate_size=model.max_intermediate_size,
+        recurrent_shapes=model.recurrent_shapes,
     )

@@ -29,7 +29,8 @@ from bench.gpu.shapes import architecture
 from bench.gpu.supply import Supply, land
 from tidemill.engine.kernels.layer_groups import LayerGroup, group_layers
 from tidemill.engine.loop.assembly import further_groups
-from tidemill.engine.loop.cuda_graphs import LAYER_SECONDS, buckets
+from tidemill.engine.loop.cuda_graphs import buckets
+from tidemill.engine.loop.launch_cost import LAYER_SECONDS
 from tidemill.engine.model.config.architecture import Architecture
 from tidemill.engine.model.config.device import LIMITS_OF_GPU, StepLimits
 from tidemill.engine.model.network.kv_cache_size import (

@@ -14,6 +14,10 @@ from torch import Tensor
 
 from .step import Step
 
+# Bits of one backend's numbers of programs; all bits are any numbers.
+PROGRAM_BITS = 18
+ANY_PROGRAMS = -1
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PositionBias:
@@ -145,12 +149,14 @@ class CapturableBackend(AttentionBackend, Protocol):
     Once there is a workspace, `prepare` writes to static addresses. A captured step may be padded
     with tokens of no span, which are stored at `trash_slot` and whose rows of `attend` are unused.
     `launches`, bits, are the kernels that the prepared step needs and not every step does;
-    `all_launches` those that any step may need. Steps on all ranks need the same ones.
+    `all_launches` those that any step may need. `programs` are the prepared step's numbers of
+    programs, rounded up. Steps on all ranks need the same ones.
     """
 
     trash_slot: int
     launches: int
     all_launches: int
+    programs: int
 
     def allocate_workspace(self, num_tokens: int, num_decodes: int) -> None:
         """Allocate, once, the buffers of captured steps up to these numbers of tokens and decodes.
@@ -159,11 +165,15 @@ class CapturableBackend(AttentionBackend, Protocol):
         """
 
     def capturing(
-        self, num_tokens: int, launches: int, num_spans: int | None = None
+        self,
+        num_tokens: int,
+        launches: int,
+        num_spans: int | None = None,
+        programs: int = ANY_PROGRAMS,
     ) -> AbstractContextManager[None]:
         """Launch enough programs for any step with these `launches`, not only the prepared one.
 
-        It has at most `num_spans`, or any number for None.
+        It has at most `num_spans`, or any number for None, and at most these `programs`.
         """
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from .attention import (
+    ANY_PROGRAMS,
+    PROGRAM_BITS,
     AttentionBackendType,
     AttentionShape,
     CapturableBackend,
@@ -92,6 +94,12 @@ class CapturableGroups(GroupedAttention):
         """Return the launches that any step may need."""
         return self._joined([backend.all_launches for backend in self._captured])
 
+    @property
+    def programs(self) -> int:
+        """Return the prepared step's numbers of programs, of all groups."""
+        each = enumerate(backend.programs for backend in self._captured)
+        return sum(own << number * PROGRAM_BITS for number, own in each)
+
     def allocate_workspace(self, num_tokens: int, num_decodes: int) -> None:
         """Allocate each group's workspace."""
         for backend in self._captured:
@@ -99,13 +107,18 @@ class CapturableGroups(GroupedAttention):
 
     @contextmanager
     def capturing(
-        self, num_tokens: int, launches: int, num_spans: int | None = None
+        self,
+        num_tokens: int,
+        launches: int,
+        num_spans: int | None = None,
+        programs: int = ANY_PROGRAMS,
     ) -> Iterator[None]:
         """Launch for any step of this kind, in all groups."""
         with ExitStack() as stack:
             for number, backend in enumerate(self._captured):
                 own = launches >> number * self.BITS & (1 << self.BITS) - 1
-                stack.enter_context(backend.capturing(num_tokens, own, num_spans))
+                limits = programs >> number * PROGRAM_BITS & (1 << PROGRAM_BITS) - 1
+                stack.enter_context(backend.capturing(num_tokens, own, num_spans, limits))
             yield
 
     def _joined(self, launches: Sequence[int]) -> int:

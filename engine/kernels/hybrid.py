@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from .attention import AttentionBackend, CapturableBackend, HeadNorms
+from .attention import ANY_PROGRAMS, AttentionBackend, CapturableBackend, HeadNorms
 from .recurrence import CapturableRecurrence, RecurrentBackend
 from .step import Step
 
@@ -62,18 +62,27 @@ class CapturableHybrid(HybridBackend):
         attention, recurrence = self._captured
         return attention.all_launches << self.BITS | recurrence.all_launches
 
+    @property
+    def programs(self) -> int:
+        """Return the prepared step's numbers of programs of attention."""
+        return self._captured[0].programs
+
     def allocate_workspace(self, num_tokens: int, num_decodes: int) -> None:
         """Allocate the workspace of attention: recurrences have none."""
         self._captured[0].allocate_workspace(num_tokens, num_decodes)
 
     @contextmanager
     def capturing(
-        self, num_tokens: int, launches: int, num_spans: int | None = None
+        self,
+        num_tokens: int,
+        launches: int,
+        num_spans: int | None = None,
+        programs: int = ANY_PROGRAMS,
     ) -> Iterator[None]:
         """Launch for any step of this kind, in both."""
         attention, recurrence = self._captured
         with (
-            attention.capturing(num_tokens, launches >> self.BITS, num_spans),
+            attention.capturing(num_tokens, launches >> self.BITS, num_spans, programs),
             recurrence.capturing(launches & (1 << self.BITS) - 1),
         ):
             yield

@@ -2,8 +2,8 @@
 
 Steps up to a certain number of tokens, a bucket, that launch the same kernels share one graph,
 which computes everything except the step's head. Their arrays have fixed sizes at fixed addresses:
-tokens of no sequence fill up the bucket. The first such step is launched without a graph and
-captured afterwards; the largest bucket is captured first ([ADR
+tokens of no sequence fill up the bucket. The first step with certain kernels is launched without a
+graph and captured afterwards; the largest bucket is captured first ([ADR
 54](../../docs/adr/0054-cuda-graphs.md)).
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -24,13 +25,19 @@ from torch import Tensor
 
 from tidemill.protocol.contract import EngineError
 
-from ..kernels.attention import AttentionBackend, AttentionShape, CapturableBackend
+from ..kernels.attention import (
+    ANY_PROGRAMS,
+    AttentionBackend,
+    AttentionShape,
+    CapturableBackend,
+)
 from ..kernels.recurrence import RecurrentShape
 from ..kernels.step import StaticArrays, Step, slot_stride
 from ..model.config.device import matmul_flops
 from ..model.network.loaded_model import GraphLimits, LoadedModel, NetworkWithHead
 from ..scheduling.table import SequenceTable
 from .device_tokens import DeviceTokens
+from .launch_cost import layer_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +48,9 @@ SMALLEST_STRIDE = 8
 MOST_PAGES = 2**24
 # At this number of graphs, each some hundreds of KB, a bucket's next one serves all its steps.
 MOST_GRAPHS = 128
-# Time in which a host launches a layer: 1.4 ms with an H100, less on faster cores.
-LAYER_SECONDS = 1e-3
+# Steps of one number of programs after which they get their own graph. A graph costs about 60 ms to
+# capture, and programs without a tile 1 to 3 ms per step.
+REPEATS = 20
 
 # Relative L2 distance of a replayed step's hidden states from those of the launched one: a captured
 # product may use another algorithm, which rounds differently; a stale address yields noise.
@@ -164,7 +172,8 @@ def max_graph_tokens(model: ModelSizes) -> int:
     ]
     widths += [2 * shape.num_channels for shape in model.recurrent_shapes]
     num_weights = model.hidden_size * (max(widths) + 3 * model.max_intermediate_size)
-    return max(1, round(LAYER_SECONDS * matmul_flops(model.device) / (2 * num_weights)))
+    seconds = layer_seconds(model.device)
+    return max(1, round(seconds * matmul_flops(model.device) / (2 * num_weights)))
 
 
 def buckets(most: int, smallest_stride: int = SMALLEST_STRIDE) -> Iterator[int]:
@@ -190,9 +199,11 @@ class _Captured(NamedTuple):
 class CapturedSteps:
     """Captured graphs of one network by their kinds; all write their results to one tensor.
 
-    A step of a new kind is computed, and then captured. `compares` is set if a capture is replayed
-    at once: its result must equal the computed one. If a capture fails, all are dropped with a
-    warning, and steps are computed without graphs.
+    The first step with certain kernels is computed, which loads them, and then captured.
+    `compares` is set if that graph is replayed at once: its result must equal the computed one.
+    Other kinds with these kernels are captured, and then replayed. If a capture fails, the step is
+    computed first; if it fails again, all graphs are dropped with a warning, and steps are computed
+    without them.
     """
 
     def __init__(
@@ -200,6 +211,7 @@ class CapturedSteps:
     ) -> None:
         self._captures, self._network, self._compares = captures, network, compares
         self._captured: dict[Hashable, _Captured] = {}
+        self._loaded: set[Hashable] = set()
         self._result: Tensor | None = None  # of all graphs: as large as the first one
         self.is_dropped = False
         self.capture_seconds = 0.0
@@ -212,26 +224,30 @@ class CapturedSteps:
         """Return whether there is a graph of this kind."""
         return kind in self._captured
 
-    def run(self, kind: Hashable, compute: Callable[[], Tensor], num_rows: int) -> Tensor:
+    def run(
+        self, kind: Hashable, compute: Callable[[], Tensor], num_rows: int, kernels: Hashable
+    ) -> Tensor:
         """Return the first rows of a step's result, valid until the next step.
 
-        The first step of all has the largest result.
+        The first step of all has the largest result. `kernels` are those that its kind launches.
         """
+        if kind not in self._captured and kernels in self._loaded:
+            self._capture(kind, compute)
         captured = self._captured.get(kind)
         if captured is not None:
             captured.graph.replay()
             self._network.num_layers_started += captured.num_layers
             return captured.result[:num_rows]
-        num_begun = self._network.num_layers_started
         computed = self._stored(compute())[:num_rows].clone()
         if not self.is_dropped:
-            num_layers = self._network.num_layers_started - num_begun
-            self._capture(kind, compute, computed, num_layers)
+            self._capture(kind, compute, computed)
+            self._loaded.add(kernels)
         return computed
 
     def drop(self) -> None:
         """Release all graphs; no more are captured."""
         self._captured.clear()
+        self._loaded.clear()
         self._result, self.is_dropped = None, True
 
     def _stored(self, result: Tensor) -> Tensor:
@@ -240,18 +256,23 @@ class CapturedSteps:
         return self._result[: len(result)].copy_(result)
 
     def _capture(
-        self, kind: Hashable, compute: Callable[[], Tensor], computed: Tensor, num_layers: int
+        self, kind: Hashable, compute: Callable[[], Tensor], computed: Tensor | None = None
     ) -> None:
+        """Capture a kind, and compare it with the computed result if there is one."""
         num_begun, began = self._network.num_layers_started, time.perf_counter()
         try:
             graph, result = self._captures(lambda: self._stored(compute()))
-            if self._compares:
+            num_layers = self._network.num_layers_started - num_begun
+            if self._compares and computed is not None:
                 graph.replay()
                 check_replay(result[: len(computed)], computed)
             self._captured[kind] = _Captured(graph, result, num_layers)
         except Exception as exc:  # noqa: BLE001 - the step itself is computed in any case
-            logger.warning("CUDA graphs are disabled from now on: %s", exc)
-            self.drop()
+            if computed is None:
+                logger.debug("a step is launched before it is captured: %s", exc)
+            else:
+                logger.warning("CUDA graphs are disabled from now on: %s", exc)
+                self.drop()
         self._network.num_layers_started = num_begun
         self.capture_seconds += time.perf_counter() - began
 
@@ -282,8 +303,9 @@ class CudaGraphs:
         self._has_long_rope = model.original_positions is not None
         self._num_groups = len(model.layer_groups)
         self._has_rows = bool(model.recurrent_shapes)
-        # Kinds: the bucket's number of tokens, and the launched kernels.
+        # Kinds: the bucket's number of tokens, the launched kernels, and their programs.
         self._graphs = CapturedSteps(captures, network, compares=not (has_ranks or self._has_rows))
+        self._occurrences: Counter[tuple[int, int, int]] = Counter()
         attention.allocate_workspace(self._buckets[-1], num_slots)
         lengths = {**self._lengths(self._buckets[-1]), "pages": most_pages}
         self._arrays = StaticArrays(lengths, model.device)
@@ -331,16 +353,32 @@ class CudaGraphs:
 
     def _run(self, step: Step, ids: DeviceTokens) -> tuple[Tensor, Tensor]:
         self._attention.prepare(step)
-        kind = step.num_tokens, self._attention.launches
-        if kind not in self._graphs and len(self._graphs) >= MOST_GRAPHS:
-            kind = step.num_tokens, self._attention.all_launches
+        num_tokens, launches, programs = self._kind(step.num_tokens)
 
         def compute() -> Tensor:
-            with self._attention.capturing(*kind):
+            with self._attention.capturing(num_tokens, launches, programs=programs):
                 return self._network.hidden_states(ids.fill_ids(step), self._attention)
 
-        hidden = self._graphs.run(kind, compute, len(step.host.logit_rows))
+        kind = num_tokens, launches, programs
+        hidden = self._graphs.run(kind, compute, len(step.host.logit_rows), launches)
         return hidden, self._network.compute_logits(hidden)
+
+    def _kind(self, num_tokens: int) -> tuple[int, int, int]:
+        """Return the kind of the prepared step's graph: its tokens, kernels and programs.
+
+        A bucket's first graph has programs for any step; frequent steps get one with fewer.
+        """
+        launches = self._attention.launches
+        for_any, own = (
+            (num_tokens, launches, ANY_PROGRAMS),
+            (num_tokens, launches, self._attention.programs),
+        )
+        is_full = len(self._graphs) >= MOST_GRAPHS
+        if for_any not in self._graphs:
+            return (num_tokens, self._attention.all_launches, ANY_PROGRAMS) if is_full else for_any
+        self._occurrences[own] += 1
+        is_frequent = self._occurrences[own] > REPEATS and not is_full
+        return own if is_frequent or own in self._graphs else for_any
 
     @property
     def capture_seconds(self) -> float:

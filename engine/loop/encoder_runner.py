@@ -185,7 +185,7 @@ class EncoderGraphs:
 
         has_rows = self._model.decision_network is None
         count = step.host.context_lengths if has_rows else step.host.token_ids
-        output = self._graphs.run((num_tokens, launches), compute, len(count))
+        output = self._graphs.run((num_tokens, launches), compute, len(count), launches)
         return output.clone() if has_rows else output
 
     def drop(self) -> None:

@@ -140,7 +140,9 @@ class GraphedSpeechRunner(SpeechRunner):
             self.network.store_cross_attention(states.flatten(0, 1), self.windows)
             return states
 
-        return self._window_graphs.run((bucket, launches), compute, count)
+        # Convolutions may have other kernels for other numbers of windows.
+        kind = bucket, launches
+        return self._window_graphs.run(kind, compute, count, kind)
 
     @torch.inference_mode()
     def decode(self, step: TextStep, queries: dict[int, Tensor] | None = None) -> Tensor:
@@ -167,7 +169,7 @@ class GraphedSpeechRunner(SpeechRunner):
                     stack.enter_context(backend.capturing(bucket, own))
                 return self.network.hidden_states(packed, texts, windows)
 
-        hidden = self._text_graphs.run((bucket, *launches), compute, len(step.rows))
+        hidden = self._text_graphs.run((bucket, *launches), compute, len(step.rows), launches)
         return self.network.compute_logits(hidden)
 
     def free_memory(self) -> None:

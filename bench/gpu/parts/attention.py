@@ -1,8 +1,7 @@
-"""One layer's attention, replayed from a graph, compared with other implementations here.
+"""One layer's attention, replayed from a graph, compared with cuDNN's.
 
-Ours reads random pages of random numbers. The others read the same amount of numbers: torch's own
-kernels contiguously, flashinfer from pages. One that cannot be imported, or refuses a shape, is a
-line with the reason.
+Ours reads random pages of random numbers, cuDNN's the same amount of contiguous numbers. A shape
+that it refuses is a line with the reason.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from tidemill.engine.kernels.backends import choose_backend
 # The goal for decodes, as a share of a copy, and for 4,096 tokens on Hopper.
 DECODE_BOUND = 0.85
 PREFILL_BOUND = 350e12
-WORKSPACE_BYTES = 128 * 2**20
 SHAPE_8B = AttentionShape(32, 8, 128, 128, 128**-0.5)
 SHAPE_06B = AttentionShape(16, 8, 128, 128, 128**-0.5)
 TINY = AttentionShape(4, 2, 16, 16, 0.25)
@@ -103,17 +101,17 @@ def cases(place: Place) -> tuple[Case, ...]:
 
 
 def tasks(place: Place) -> Iterator[Task]:
-    """Yield ours in each case, then the others in turn: compiled ones come last."""
+    """Yield ours in each case, then cuDNN's."""
     for case in cases(place):
-        yield Task(f"{case}: ours", partial(ours, place, case), 3)
+        yield Task(f"{case}: ours", partial(ours, place, case), 1.5)
     for name, (prepare, seconds) in list(PEERS.items())[: 1 if place.is_tiny else None]:
         for case in cases(place):
             if not case.shared:
                 yield Task(f"{case}: {name}", partial(peer, place, case, prepare), seconds)
 
 
-def ours(place: Place, case: Case) -> Numbers:
-    """Time our backend's kernels."""
+def prepared(place: Place, case: Case) -> Attend:
+    """Prepare our backend's kernels."""
     sequences = PagedSequences([case.length] * case.count, shared=case.shared)
     make = choose_backend([case.shape], place.dtype, place.device)
     backend: Any = make(
@@ -124,7 +122,12 @@ def ours(place: Place, case: Case) -> Numbers:
     step = sequences.step(case.pieces, make.page_size, place.device)
     backend.prepare(step)
     query = case.tensors(place)[0].flatten(0, 1)
-    numbers = case.numbers(place, place.replay_seconds(lambda: backend.attend(0, query)))
+    return lambda: backend.attend(0, query)
+
+
+def ours(place: Place, case: Case) -> Numbers:
+    """Time our backend's kernels."""
+    numbers = case.numbers(place, place.replay_seconds(prepared(place, case)))
     if place.is_tiny or not place.card.name.startswith("h"):
         return numbers
     key, bound = "share_of_copy", DECODE_BOUND
@@ -161,79 +164,6 @@ def sdpa(place: Place, case: Case, backend: SDPBackend) -> Attend:
     return attend
 
 
-def starts(place: Place, count: int, length: int) -> Tensor:
-    """Return the starts of sequences of one length, and the end."""
-    return torch.arange(count + 1, dtype=torch.int32, device=place.device) * length
-
-
-def varlen(place: Place, case: Case, attend_to: Callable[..., Any], **causal: Any) -> Attend:
-    """Prepare a function of packed sequences, FlashAttention's form."""
-    query, key, value = (one.flatten(0, 1) for one in case.tensors(place))
-    of_queries = starts(place, case.count, case.new)
-    of_keys = starts(place, case.count, case.length)
-    lengths = case.new, case.length
-    return lambda: attend_to(query, key, value, of_queries, of_keys, *lengths, **causal)
-
-
-def torch_varlen(place: Place, case: Case) -> Attend:
-    """Prepare torch's own form of FlashAttention 2."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    return varlen(place, case, varlen_attn, window_size=(-1, 0))
-
-
-def flash_attn(place: Place, case: Case) -> Attend:
-    """Prepare FlashAttention, the third version if it is installed, else the second."""
-    try:
-        from flash_attn_interface import flash_attn_varlen_func  # type: ignore[import-not-found]
-    except ImportError:
-        from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
-    return varlen(place, case, flash_attn_varlen_func, causal=True)
-
-
-def flex(place: Place, case: Case) -> Attend:
-    """Prepare the version that torch compiles."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    query, key, value = (one.transpose(1, 2).contiguous() for one in case.tensors(place))
-    behind = case.length - case.new
-
-    def sees(_batch: Tensor, _head: Tensor, place_of_query: Tensor, place_of_key: Tensor) -> Tensor:
-        return place_of_query + behind >= place_of_key
-
-    mask = create_block_mask(sees, None, None, case.new, case.length, device=str(place.device))
-    compiled = torch.compile(flex_attention, dynamic=False)
-    return lambda: compiled(
-        query, key, value, block_mask=mask, scale=case.shape.scaling, enable_gqa=True
-    )
-
-
-def flashinfer(place: Place, case: Case) -> Attend:
-    """Prepare flashinfer over pages of ours, `[pages, Hkv, page, D]`, in random order."""
-    import flashinfer as peer_of  # type: ignore[import-not-found]
-
-    shape, size = case.shape, 16
-    each = -(-case.length // size)
-    order = np.random.default_rng(0).permutation(each * case.count)
-    pages = torch.from_numpy(order).int().to(place.device)
-    page_starts = starts(place, case.count, each)
-    last = torch.full_like(page_starts[1:], case.length - (each - 1) * size)
-    kept = (each * case.count, shape.num_kv_heads, size, shape.key_dim)
-    cache = tuple(torch.randn(kept, dtype=place.dtype, device=place.device) for _ in range(2))
-    query = case.tensors(place)[0].flatten(0, 1)
-    heads = shape.num_query_heads, shape.num_kv_heads, shape.key_dim, size
-    dtypes = {"q_data_type": place.dtype, "kv_data_type": place.dtype}
-    workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=place.device)
-    if case.new == 1:
-        wrapper = peer_of.BatchDecodeWithPagedKVCacheWrapper(workspace, "HND")
-        wrapper.plan(page_starts, pages, last, *heads, **dtypes)
-    else:
-        wrapper = peer_of.BatchPrefillWithPagedKVCacheWrapper(workspace, "HND")
-        of_queries = starts(place, case.count, case.new)
-        wrapper.plan(of_queries, page_starts, pages, last, *heads, causal=True, **dtypes)
-    return lambda: wrapper.run(query, cache)
-
-
 def sdpa_of(backend: SDPBackend) -> Callable[[Place, Case], Attend]:
     """Return the preparation of one backend of torch's attention."""
     return partial(sdpa, backend=backend)
@@ -241,10 +171,5 @@ def sdpa_of(backend: SDPBackend) -> Callable[[Place, Case], Attend]:
 
 # By name: their preparation, and their usual seconds.
 PEERS: Mapping[str, tuple[Callable[[Place, Case], Attend], float]] = {
-    "torch's flash": (sdpa_of(SDPBackend.FLASH_ATTENTION), 2),
-    "torch's cuDNN": (sdpa_of(SDPBackend.CUDNN_ATTENTION), 3),
-    "torch's varlen": (torch_varlen, 2),
-    "flash-attn": (flash_attn, 2),
-    "flashinfer": (flashinfer, 10),
-    "torch's flex": (flex, 12),
+    "torch's cuDNN": (sdpa_of(SDPBackend.CUDNN_ATTENTION), 1.5),
 }

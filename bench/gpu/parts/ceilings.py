@@ -1,8 +1,7 @@
-"""Ceilings of the card, by torch's own functions, and the cost of a launch on host and device."""
+"""Ceilings of the card, by torch's own functions, and the gap between launches."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from functools import partial
 
@@ -10,7 +9,6 @@ import torch
 import triton
 
 from bench.gpu.parts.task import Numbers, Place, Task
-from tidemill.engine.kernels.backends import choose_elementwise
 
 COPIED_BYTES = 2 * 2**30
 WIDTH = 8192
@@ -24,15 +22,13 @@ def _empty(_nothing):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - 
 
 
 def tasks(place: Place) -> Iterator[Task]:
-    """Yield a copy, products in each dtype, and launches of an empty kernel and a one-row norm."""
+    """Yield a copy, products in each dtype, and an empty kernel in a graph."""
     yield Task("copy", partial(copy, place), 2)
     yield Task("product", partial(product, place, place.dtype), 2)
-    yield Task("product, float16", partial(product, place, torch.float16), 2)
     for is_fast in (True, False):
         name = f"product, fp8, {'fast' if is_fast else 'slow'} accumulation"
         yield Task(name, partial(fp8_product, place, is_fast=is_fast), 2)
     yield Task("launch gap in a graph", partial(gap, place), 2)
-    yield Task("launch of a norm", partial(launch, place), 4)
 
 
 def copy(place: Place) -> Numbers:
@@ -78,22 +74,3 @@ def gap(place: Place) -> Numbers:
     nothing = torch.zeros(1, device=place.device)
     graph = place.captured(lambda: _empty[(1,)](nothing), LAUNCHES)
     return {"seconds": place.seconds(graph.replay) / LAUNCHES}
-
-
-def launch(place: Place) -> Numbers:
-    """Measure the cost of calling a nearly empty kernel, on the host and on the device."""
-    row = torch.ones(1, 64, dtype=place.dtype, device=place.device)
-    blocks = choose_elementwise(place.dtype, place.device)
-    weight = blocks.norm_weight(row[0], 0.0)
-    blocks.rms_norm(row, weight, 1e-6)
-    place.wait()
-    count = 2 if place.is_tiny else LAUNCHES
-    started = time.perf_counter()
-    for _ in range(count):
-        blocks.rms_norm(row, weight, 1e-6)
-    host = time.perf_counter() - started
-    place.wait()
-    return {
-        "host_seconds": host / count,
-        "seconds": place.replay_seconds(lambda: blocks.rms_norm(row, weight, 1e-6)),
-    }

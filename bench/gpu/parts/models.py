@@ -14,13 +14,16 @@ from bench.gpu.random_models import loaded, random_weights
 from bench.gpu.shapes import architecture
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.kernels.attention import AttentionBackendType
+from tidemill.engine.kernels.quantised import FP8
 from tidemill.engine.loop.assembly import make_core, measured_room
 from tidemill.engine.loop.cuda_graphs import Capture, Graph, capture_on
 from tidemill.engine.loop.generation import GenerationCore
 from tidemill.engine.model.network.kv_cache_size import KVCacheSize
 from tidemill.engine.model.network.loaded_model import LoadedModel
 
-TINY_ROOM = KVCacheSize(16, 64)
+# Pages that are filled with random numbers at a time: torch draws none in fp8.
+NOISY_PAGES = 4096
+TINY_ROOM = KVCacheSize(16, 64, 6)
 
 
 class Made(NamedTuple):
@@ -51,38 +54,43 @@ class CountedCapture:
 
 
 # The model of the last call: pages take all free memory, so there is only one at a time.
-_made: dict[tuple[str, bool], Made] = {}
+_made: dict[tuple[str, str, bool], Made] = {}
 
 
-def made(name: str, device: torch.device, *, is_fp8: bool = False, is_tiny: bool = False) -> Made:
-    """Return a model of random weights, the previous one if it is the same."""
-    key = name, is_fp8
+def made(
+    name: str,
+    device: torch.device,
+    form: str = "",
+    *,
+    has_fp8_cache: bool = False,
+    is_tiny: bool = False,
+) -> Made:
+    """Return a model of random weights in a form, the previous one if it is the same."""
+    key = name, form, has_fp8_cache
     if key not in _made:
         _made.clear()
     gc.collect()  # frees the pages and graphs of the previous call
     if device.type == "cuda":
         torch.cuda.empty_cache()
     if key not in _made:
-        _made[key] = _make(name, device, is_fp8=is_fp8, is_tiny=is_tiny)
+        _made[key] = _make(name, device, form, has_fp8_cache=has_fp8_cache, is_tiny=is_tiny)
     return _made[key]
 
 
-def _make(name: str, device: torch.device, *, is_fp8: bool, is_tiny: bool) -> Made:
+def _make(
+    name: str, device: torch.device, form: str, *, has_fp8_cache: bool, is_tiny: bool
+) -> Made:
     dtype = torch.float32 if is_tiny else torch.bfloat16
     shape = architecture(name)
     with torch.inference_mode():
-        model = loaded(shape, random_weights(shape, dtype, device, is_fp8=is_fp8))
+        model = loaded(shape, random_weights(shape, dtype, device, form))
+    model = model.with_kv_cache_dtype(FP8 if has_fp8_cache else None)
     model = replace(model, backend=with_noise(model.backend))
     if is_tiny:
         config = EngineConfig(name, max_num_seqs=4, max_num_batched_tokens=32)
         return Made(model, TINY_ROOM, config)
     config = EngineConfig(name)
     return Made(model, measured_room(model, config), config)
-
-
-def refuse(_compute: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
-    """Refuse to capture, so that all kernels are launched."""
-    raise RuntimeError("no graphs were requested")
 
 
 def core_of(made_model: Made, config: EngineConfig) -> tuple[GenerationCore, CountedCapture | None]:
@@ -100,6 +108,7 @@ def with_noise(backend: AttentionBackendType) -> AttentionBackendType:
         def __init__(self, *args: Any, **others: Any) -> None:
             super().__init__(*args, **others)
             for pages in (*self.keys, *self.values):
-                pages.normal_()
+                for some in pages.split(NOISY_PAGES):
+                    some.copy_(torch.randn(some.shape, dtype=torch.float16, device=some.device))
 
     return cast("AttentionBackendType", Noisy)

@@ -10,6 +10,10 @@ from bench.gpu.results import WHOLE
 # The displayed fields of a task, with their formats.
 SHOWN: Mapping[str, Callable[[Any], str]] = {
     "said": str,
+    "summary": str,
+    "rows_per_second": lambda value: f"{value:,.1f} rows/s",
+    "tokens_per_second": lambda value: f"{value:,.0f} tok/s",
+    "audio_per_second": lambda value: f"{value:,.0f} s of audio per second",
     "bytes_per_second": lambda value: f"{value / 1e12:.3f} TB/s",
     "flops_per_second": lambda value: f"{value / 1e12:.1f} TFLOP/s",
     "share_of_copy": lambda value: f"{value:.0%} of a copy",
@@ -35,9 +39,15 @@ SHOWN: Mapping[str, Callable[[Any], str]] = {
 }
 
 
+LONGEST_CAUSES = 4
+
+
 def figures(numbers: Mapping[str, Any]) -> str:
     """Return a task's figures in one line."""
     cells = [show(numbers[key]) for key, show in SHOWN.items() if numbers.get(key) is not None]
+    for part, causes in numbers.get("seconds_by_cause", {}).items():
+        longest = sorted(causes.items(), key=lambda item: -item[1])[:LONGEST_CAUSES]
+        cells.append(f"{part}: " + ", ".join(f"{name} {value:.1f} s" for name, value in longest))
     if profile := numbers.get("profile"):
         cells.append(f"device busy {profile['device_busy']:.0%}")
     if "holds" in numbers and not numbers["holds"]:

@@ -23,14 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.gpu.parts.models import refuse
 from bench.gpu.parts.task import Numbers, Place, Task
 from bench.gpu.random_models import filled_from, loaded
-from bench.gpu.shapes import CONFIGS, architecture
+from bench.gpu.shapes import CONFIGS, MIXED, architecture
 from bench.gpu.wheels import LEFT_OUT
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.loop.assembly import make_core
-from tidemill.engine.loop.cuda_graphs import Capture
 from tidemill.engine.model.network.kv_cache_size import KVCacheSize
 from tidemill.engine.model.network.loaded_model import LoadedModel
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
@@ -66,10 +64,10 @@ KV_CACHE = "1G"
 
 
 def tasks(place: Place) -> Iterator[Task]:
-    """Yield a real run, and steps of the loop as they are run and without graphs."""
-    yield Task("tidemill run", partial(real_run, place), 60)
-    yield Task("greedy rows", partial(rows, place, None), 25)
-    yield Task("greedy rows, no graphs", partial(rows, place, refuse), 25)
+    """Yield a real run, and the loop's rows of a dense, a hybrid and a windowed model."""
+    yield Task("tidemill run", partial(real_run, place), 30)
+    for name in ("tiny", "tiny-hybrid") if place.is_tiny else ("llama-3-1b", *MIXED):
+        yield Task(f"greedy rows, {name}", partial(rows, place, name), 15)
 
 
 def requests() -> Iterator[dict[str, Any]]:
@@ -148,7 +146,7 @@ def real_run(place: Place) -> Numbers:
     }
 
 
-def rows(place: Place, captures: Capture | None) -> Numbers:
+def rows(place: Place, name: str) -> Numbers:
     """Generate with our loop, and compare each token with transformers' choice.
 
     transformers reads our tokens, so that one near tie does not change all later tokens. Its fp32
@@ -156,7 +154,6 @@ def rows(place: Place, captures: Capture | None) -> Numbers:
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    name = "tiny" if place.is_tiny else "llama-3-1b"
     count, prompt, output = (2, 9, 3) if place.is_tiny else (32, 300, 64)
     dtype = torch.float32 if place.is_tiny else torch.bfloat16
     model = architecture(name)
@@ -171,7 +168,7 @@ def rows(place: Place, captures: Capture | None) -> Numbers:
     prompts = [rng.integers(0, model.vocab_size, length).tolist() for length in lengths]
     weights = filled_from(model, theirs.state_dict(), dtype, place.device)
     network = loaded(model, weights, max_model_len=prompt + output)
-    ours = generated(network, prompts, output, captures)
+    ours = generated(network, prompts, output)
     pairs = list(zip(prompts, ours, strict=True))
     choices = [logits_after(theirs, *pair).argmax(1) for pair in pairs]
     same = sum(own == other.tolist() for own, other in zip(ours, choices, strict=True))
@@ -206,16 +203,14 @@ def logit_gap(logits: torch.Tensor, tokens: torch.Tensor) -> float:
     return float((below / logits.std(1)).max())
 
 
-def generated(
-    model: LoadedModel, prompts: list[list[int]], output: int, captures: Capture | None
-) -> list[list[int]]:
+def generated(model: LoadedModel, prompts: list[list[int]], output: int) -> list[list[int]]:
     """Return our loop's answer to each prompt."""
     # Interpreted, the largest graph takes a minute.
     most = 1024 if model.device.type == "cuda" else 32
     config = EngineConfig("random", max_num_seqs=32, max_num_batched_tokens=most)
     total = sum(map(len, prompts)) + len(prompts) * (output + 64)
-    room = KVCacheSize(total // model.backend.page_size + 1, model.max_model_len)
-    core = make_core(model, room, config, captures)
+    num_pages = (total // model.backend.page_size + 1) * len(model.layer_groups)
+    core = make_core(model, KVCacheSize(num_pages, model.max_model_len, 36), config)
     sequences = [core.add(SequenceRequest(prompt, output, GREEDY)) for prompt in prompts]
     while core.step() is not None:
         pass

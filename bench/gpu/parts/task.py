@@ -44,8 +44,8 @@ class Place:
     def dtypes(self) -> tuple[torch.dtype, ...]:
         """Return the dtypes of accuracy checks; the interpreter does not support bfloat16."""
         if self.is_tiny:
-            return (torch.float32, torch.float16)
-        return (torch.bfloat16, torch.float16)
+            return (torch.float32,)
+        return (torch.bfloat16,)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -13,17 +13,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from bench.gpu.parts.memcheck import sanitizer
 from bench.gpu.parts.task import Numbers, Place, Task
 
 PACKAGES = ("torch", "triton", "transformers", "numpy", "safetensors", "tokenizers", "numba")
-# Peers of attention, and packages that only a real run needs (`bench.gpu.wheels`).
-OPTIONAL = (
-    *("torch.nn.attention.varlen", "torch.nn.attention.flex_attention"),
-    *("flash_attn", "flash_attn_interface", "flashinfer"),
-    "tidemill.cli.main",
-    "tidemill.engine.load",
-)
+# Packages that only a real run needs (`bench.gpu.wheels`).
+OPTIONAL = ("tidemill.cli.main", "tidemill.engine.load")
 NVIDIA_SMI = "name,driver_version,memory.total,clocks.max.sm,clocks.max.mem,power.limit"
 
 
@@ -53,7 +47,6 @@ def card(place: Place) -> Numbers:
         "capability": f"{found.major}.{found.minor}",
         "multiprocessors": found.multi_processor_count,
         "cuda": torch.version.cuda,
-        "compute_sanitizer": sanitizer(),
     }
 
 

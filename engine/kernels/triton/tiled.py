@@ -15,11 +15,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ..attention import AttentionShape, kv_width
+from ..attention import ANY_PROGRAMS, AttentionShape, kv_width
 from ..step import Step
 from .combine import PartialOutputs
 from .tile_buffers import TileBuffers
-from .tiles import TileCounts, TileSpec
+from .tiles import ProgramLimits, TileCounts, TileSpec
 
 # Launches that only some steps need: for wide tiles, and to combine parts.
 WIDE, JOINS = 1, 2
@@ -70,7 +70,7 @@ class TiledAttention(ABC):
         no_parts = torch.empty(0, dtype=torch.float32, device=device)
         self._parts = PartialOutputs(no_parts, no_parts)
         self._captured: dict[TileSpec, TileCounts] | None = None
-        self.launches = 0
+        self.launches = self.programs = 0
 
     def allocate_workspace(self, num_tokens: int, num_decodes: int) -> None:
         """Allocate the tile buffer and the partial outputs; see `CapturableBackend`."""
@@ -84,7 +84,11 @@ class TiledAttention(ABC):
 
     @contextmanager
     def capturing(
-        self, num_tokens: int, launches: int, num_spans: int | None = None
+        self,
+        num_tokens: int,
+        launches: int,
+        num_spans: int | None = None,
+        programs: int = ANY_PROGRAMS,
     ) -> Iterator[None]:
         """Launch for any step of this kind; see `CapturableBackend`."""
         has_wide, has_joins = bool(launches & WIDE), bool(launches & JOINS)
@@ -92,7 +96,7 @@ class TiledAttention(ABC):
         for spec in dict.fromkeys(self._specs):
             most = TileCounts.upper_bound(spec, num_tokens, num_tokens, num_spans)
             most = most._replace(wide=most.wide * has_wide, joins=most.joins * has_joins)
-            self._captured[spec] = most
+            self._captured[spec] = ProgramLimits.unpack(programs).lowered(most, spec)
         try:
             yield
         finally:
@@ -107,6 +111,7 @@ class TiledAttention(ABC):
         has_wide = any(of_spec.wide for of_spec in counts.values())
         has_joins = any(of_spec.joins for of_spec in counts.values())
         self.launches = WIDE * has_wide | JOINS * has_joins
+        self.programs = ProgramLimits.of_step(counts).packed
 
     def _grow_parts(self, counts: Mapping[TileSpec, TileCounts]) -> None:
         """Allocate room for the parts of any layer; a larger workspace replaces the last one."""

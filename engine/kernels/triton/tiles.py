@@ -7,12 +7,14 @@ masks of a layer become two numbers for each token: the first place that it sees
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..attention import PROGRAM_BITS
 from ..shared_prefixes import SharedPrefixes, no_shared_prefixes
 from ..step import Step
 
@@ -26,6 +28,10 @@ JOIN_FIELDS = 3
 # Split-KV: places are split at multiples of CUT, into parts of FEWEST_PLACES at least.
 CUT = 64
 FEWEST_PLACES = 256
+# Sizes of captured grids per octave. Wide tiles are few, and joins small.
+SIZES_AN_OCTAVE = 4
+# Bits of each number in `ProgramLimits.packed`.
+LIMIT_BITS = PROGRAM_BITS // 3
 
 
 class TileSpec(NamedTuple):
@@ -78,6 +84,60 @@ class TileCounts(NamedTuple):
         return cls(at_most + spec.at_once, num_narrow + spec.at_once, num_tokens, parts)
 
 
+class ProgramLimits(NamedTuple):
+    """Limits on a step's wide tiles, narrow tiles and joins, so that few programs have none.
+
+    Each is the number of a size, `at_once` and up; steps of equal limits share a graph.
+    """
+
+    wide: int
+    narrow: int
+    joins: int
+
+    @classmethod
+    def of_step(cls, counts: Mapping[TileSpec, TileCounts]) -> ProgramLimits:
+        """Return the lowest limits for these counts of tiles."""
+        each = [
+            (
+                _size_number(of_spec.wide, spec, SIZES_AN_OCTAVE),
+                _size_number(of_spec.narrow, spec),
+                _size_number(of_spec.joins, spec, SIZES_AN_OCTAVE),
+            )
+            for spec, of_spec in counts.items()
+        ]
+        return cls(*map(max, zip(*each, strict=True))) if each else cls(0, 0, 0)
+
+    @classmethod
+    def unpack(cls, packed: int) -> ProgramLimits:
+        """Return the limits of a `packed` number."""
+        return cls(*(packed >> LIMIT_BITS * n & (1 << LIMIT_BITS) - 1 for n in range(3)))
+
+    @property
+    def packed(self) -> int:
+        """Return one number for all."""
+        return sum(number << LIMIT_BITS * n for n, number in enumerate(self))
+
+    def lowered(self, most: TileCounts, spec: TileSpec) -> TileCounts:
+        """Return the upper bound of a spec's counts, lowered to these limits."""
+        return most._replace(
+            wide=min(most.wide, _size(self.wide, spec)),
+            narrow=min(most.narrow, _size(self.narrow, spec)),
+            joins=min(most.joins, _size(self.joins, spec)),
+        )
+
+
+def _size(number: int, spec: TileSpec) -> int:
+    octave, place = divmod(number, SIZES_AN_OCTAVE)
+    return -(-(spec.at_once * (SIZES_AN_OCTAVE + place)) // SIZES_AN_OCTAVE) << octave
+
+
+def _size_number(count: int, spec: TileSpec, stride: int = 1) -> int:
+    number = 0
+    while _size(number, spec) < count:
+        number += stride
+    return number
+
+
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """Tiles of one spec, wide and narrow; the longest of each come first."""
@@ -97,7 +157,7 @@ class Tiles:
 class _Rows(NamedTuple):
     """Runs `starts:stops` of ordered tokens, the pages of each, and its range of places.
 
-    Padding has narrow tiles, so that a step does not need wide tiles because of it.
+    Padding has narrow tiles unless others are wide: a step does not need wide tiles because of it.
     """
 
     starts: Ints
@@ -179,7 +239,8 @@ def _cut(
     order = np.concatenate([np.arange(len(sees[0])), order])
     lengths = rows.stops - rows.starts
     most_wide, most_narrow = spec.tokens
-    is_wide = (lengths > most_narrow) & ~rows.is_padding
+    is_wide = lengths > most_narrow
+    is_wide &= ~rows.is_padding | (is_wide & ~rows.is_padding).any()
     at_once = np.where(is_wide, most_wide, most_narrow)
     run, number = _repeated(-(-lengths // at_once))
     starts = rows.starts[run] + number * at_once[run]

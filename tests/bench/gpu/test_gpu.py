@@ -16,13 +16,12 @@ import torch
 
 from bench.gpu import gpu
 from bench.gpu import work as working
-from bench.gpu.gpu import PARTS, SECONDS, Part, grouped, run_all
-from bench.gpu.parts import accuracy, memcheck
+from bench.gpu.gpu import EXTRA, PARTS, SECONDS, Part, grouped, run_all
 from bench.gpu.parts.accuracy import held
 from bench.gpu.parts.profiles import covered
 from bench.gpu.parts.report import report
 from bench.gpu.parts.steps import PagedSequences, Piece
-from bench.gpu.parts.task import Place, Task, card_like
+from bench.gpu.parts.task import Task, card_like
 from bench.gpu.results import WHOLE, Results
 from bench.gpu.work import BROKEN, LEFT, Claims, attempt, work
 
@@ -223,7 +222,7 @@ def test_all_parts_fit_into_ten_minutes() -> None:
     groups = list(grouped(PARTS))
     assert [part.name for part in groups[1]] == ["accuracy", "rows"]
     assert sum(max(part.seconds for part in group) for group in groups) <= SECONDS
-    assert all((ROOT / f"{part.path.replace('.', '/')}.py").is_file() for part in PARTS)
+    assert all((ROOT / f"{part.path.replace('.', '/')}.py").is_file() for part in [*PARTS, *EXTRA])
 
 
 @pytest.mark.long
@@ -245,13 +244,6 @@ for name in {names!r}:
     import_module(name)
 """
     subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=True)
-
-
-def test_memcheck_names_eight_checks_that_there_are() -> None:
-    """Their names are those on a card."""
-    names = {task.name for task in accuracy.tasks(Place(CPU, is_tiny=False, found={}))}
-    assert len(memcheck.CHECKS) == 8
-    assert names >= set(memcheck.CHECKS)
 
 
 def test_a_card_is_known_by_its_name() -> None:

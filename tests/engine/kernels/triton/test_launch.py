@@ -1,0 +1,111 @@
+"""Launches of compiled kernels without Triton's own call, with a stand-in for the launcher."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tidemill.engine.kernels.triton import launch as tested
+from tidemill.engine.kernels.triton.launch import launch
+from tidemill.engine.kernels.triton.tuned_tiles import KernelConfig
+
+CONFIG = KernelConfig({"ROWS": 16}, 4, 2)
+
+
+class Kernel:
+    """A kernel that counts the calls through Triton and those of its compiled launcher."""
+
+    arg_names = ("x", "size", "scale", "flag", "WIDTH", "ROWS")
+
+    def __init__(self, missing: str = "") -> None:
+        self.through_triton: list[tuple[Any, ...]] = []
+        self.direct: list[tuple[Any, ...]] = []
+        self._missing = missing
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        """Return the call that compiles and launches."""
+
+        def call(*args: Any, **constants: Any) -> SimpleNamespace:
+            self.through_triton.append((grid, args, constants))
+            parts = {"run": self._run, "function": "function", "packed_metadata": "metadata"}
+            parts.pop(self._missing, None)
+            return SimpleNamespace(**parts)
+
+        return call
+
+    def _run(self, *args: Any) -> None:
+        self.direct.append(args)
+
+
+@pytest.fixture(autouse=True)
+def _device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand in for a device with a stream, and for a known version of Triton."""
+    device = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda _: 7)
+    monkeypatch.setattr(tested, "driver", SimpleNamespace(active=device))
+    monkeypatch.setattr(tested, "JITFunction", Kernel)
+    monkeypatch.setattr(tested, "can_call_directly", lambda: True)
+    monkeypatch.setattr(tested, "_compiled", {})
+
+
+def run(kernel: Kernel, x: torch.Tensor | None, size: Any, scale: float = 0.5) -> None:
+    """Launch a kernel."""
+    launch(kernel, (3,), x, size, scale, True, config=CONFIG, WIDTH=8)  # noqa: FBT003 - a kernel's argument
+
+
+def test_later_launches_call_the_compiled_kernel() -> None:
+    """Other numbers of the same kind share it; pointers are numbers, constants in order."""
+    kernel, x = Kernel(), torch.zeros(64)
+    run(kernel, x, 48)
+    run(kernel, x[16:], 32, 0.25)
+    assert len(kernel.through_triton) == 1
+    hooks = None, None, None
+    arguments = x.data_ptr() + 64, 32, 0.25, True, 8, 16
+    assert kernel.direct == [(3, 1, 1, 7, "function", "metadata", *hooks, *arguments)]
+
+
+@pytest.mark.parametrize(
+    ("x", "size"),
+    [
+        (torch.zeros(64)[1:], 48),
+        (torch.zeros(64, dtype=torch.float16), 48),
+        (None, 48),
+        (torch.zeros(64), 1),
+        (torch.zeros(64), 3),
+        (torch.zeros(64), 2**31),
+        (torch.zeros(64), -(2**31) - 16),
+        (torch.zeros(64), 48.0),
+    ],
+)
+def test_another_kind_of_argument_is_compiled(x: torch.Tensor | None, size: Any) -> None:
+    """Triton compiles for dtypes, alignment, the number 1 and a number's width."""
+    kernel = Kernel()
+    run(kernel, torch.zeros(64), 48)
+    run(kernel, x, size)
+    assert len(kernel.through_triton) == 2
+    assert not kernel.direct
+
+
+@pytest.mark.parametrize("missing", ["run", "function", "packed_metadata"])
+def test_unknown_parts_are_launched_by_triton(missing: str) -> None:
+    """Another version of Triton may have other names; types without a known key go there, too."""
+    for kernel, size in ((Kernel(missing), 48), (Kernel(), torch.Size([1]))):
+        run(kernel, torch.zeros(64), size)
+        run(kernel, torch.zeros(64), size)
+        assert len(kernel.through_triton) == 2
+        assert not kernel.direct
+
+
+@pytest.mark.parametrize(
+    ("version", "is_known"), [("3.6.0", True), ("3.7.1", True), ("3.5.9", False), ("3.8.0", False)]
+)
+def test_only_known_versions_are_called_directly(
+    version: str, monkeypatch: pytest.MonkeyPatch, *, is_known: bool
+) -> None:
+    """Others launch through Triton, as does the interpreter."""
+    monkeypatch.undo()
+    monkeypatch.setattr(tested.triton, "__version__", version)
+    monkeypatch.setattr(tested.knobs.runtime, "interpret", False)
+    assert tested.can_call_directly.__wrapped__() is is_known
