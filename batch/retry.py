@@ -159,8 +159,10 @@ def _both_patches(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[s
     both = dict(first)
     for name, change in second.items():
         before = both.get(name)
-        is_nested = isinstance(before, Mapping) and isinstance(change, Mapping)
-        both[name] = _both_patches(before, change) if is_nested else change
+        if isinstance(before, Mapping) and isinstance(change, Mapping):
+            both[name] = _both_patches(before, change)
+        else:
+            both[name] = change
     return both
 
 

@@ -103,14 +103,14 @@ class _Erasure:
         while keys := aws.run(deployment.table.page_of_items(batch, _ITEMS_AT_ONCE)):
             aws.run_all(deployment.table.delete_item(key) for key in keys)
             self._check()
-        keys = [
+        results = [
             key
             for outputs in (batch.outputs, outputs_of_request(batch.tenant, batch.id))
             for key in (outputs.output_key, outputs.error_key, outputs.table_key)
         ]
-        for key in dict.fromkeys(keys):
-            if key is not None:
-                self._erase_own(key, self._while_it_ran(_is_result(deployment, batch)))
+        for result_key in dict.fromkeys(results):
+            if result_key is not None:
+                self._erase_own(result_key, self._while_it_ran(_is_result(deployment, batch)))
         is_report = self._while_it_ran(_is_report(deployment, batch))
         self._erase_own(batch.outputs.report_key, is_report)
         if batch.retry is not None:  # the input belongs to the retried batch
