@@ -245,8 +245,8 @@ async def test_a_liquid_model_reads_its_own_labels_after_its_own_prompt(
     assert "`questions.q` has 27 options; this model supports at most 26" in str(reply.body)
     part = {"type": "input_image", "image_url": IMAGE}
     given = [{"role": "user", "content": [part]}]
-    asked = [{"type": "predicate", "instructions": "Is it?"}]
-    reply = await refusal(served, "/v1/decisions", input=given, questions=asked)
+    questions = [{"type": "predicate", "instructions": "Is it?"}]
+    reply = await refusal(served, "/v1/decisions", input=given, questions=questions)
     assert f"`input.0.content.0` {NO_IMAGES}" in reply.body["error"]["message"]
 
 

@@ -99,7 +99,7 @@ def test_unknown_parts_are_launched_by_triton(missing: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "is_known"), [("3.6.0", True), ("3.7.1", True), ("3.5.9", False), ("3.8.0", False)]
+    ("version", "is_known"), [("3.6.0", False), ("3.7.1", True), ("3.5.9", False), ("3.8.0", False)]
 )
 def test_only_known_versions_are_called_directly(
     version: str, monkeypatch: pytest.MonkeyPatch, *, is_known: bool
