@@ -103,8 +103,10 @@ def make_parser(command_name: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     parser.set_defaults(command=_without_a_command)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    # A command's module has its name.
+    # A command's module has its name; a script of `completion` has all commands.
     chosen = [each for each in _COMMANDS if each.__name__.rpartition(".")[2] == command_name]
+    if chosen == [completion]:
+        chosen = []
     for command in chosen or _COMMANDS:
         command.add_command(commands)
     return parser

@@ -51,7 +51,9 @@ class UnknownParameters:
     def add(self, url: str, body: Mapping[str, Any], line: int) -> bool:
         """Count the unknown parameters of a line's body; return whether there are any."""
         known = find_parameters(url)
-        names = [] if known is None else list(known.unknown_in(body))
+        if known is None:
+            return False
+        names = known.unknown_in(body)
         for name in names:
             self._count(known.endpoint, _printable(name), line)
         return bool(names)

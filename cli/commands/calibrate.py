@@ -13,7 +13,6 @@ from tidemill.offline.console.errors import Refused
 from tidemill.offline.console.signals import StopSignals
 from tidemill.offline.console.terminal import log, print_output
 from tidemill.offline.extras import require_extras
-from tidemill.offline.files.calibrated_rows import is_rows_file
 
 _DESCRIPTION = """\
 Calibrate the probabilities in the output of `tidemill run --ask`, or in rows of decision requests,
@@ -66,6 +65,10 @@ def command(arguments: argparse.Namespace) -> int:
         raise Refused(
             "no calibration: pass --gold, --calibrate batch with --prior, or --calibration"
         )
+    from tidemill.offline.files.calibrated_rows import (
+        is_rows_file,
+    )  # late: pydantic is slow to load
+
     source = Path(arguments.output)
     if not (source.is_file() and is_rows_file(source)):
         require_extras("a table", "tables")

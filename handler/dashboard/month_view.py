@@ -7,6 +7,7 @@ import time
 from aws_lambda_powertools.event_handler import Response
 
 from tidemill.batch.month import is_month, month_of, month_words, shifted, total_of
+from tidemill.dashboard.render import render
 
 from ..api.envelope.caller import aws, tenant_of
 from ..api.envelope.errors import Refused
@@ -26,7 +27,7 @@ def month_view(month: str) -> Response[str]:
     tenant = tenant_of(router.context)
     found = month_use(aws(), deployment(), tenant, month, now)
     uses = [use for use in found.uses if use.completed or use.failed or use.gpu_seconds]
-    return html(
+    text = render(
         "month.html",
         title="This month" if month == present else month_words(month),
         words=month_words(month),
@@ -39,3 +40,4 @@ def month_view(month: str) -> Response[str]:
         currency=settings.currency,
         unpriced=[use.model for use in uses if settings.gpu_hour_price(use.model) is None],
     )
+    return html(text)

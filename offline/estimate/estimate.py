@@ -261,8 +261,9 @@ def estimate(options: RunOptions, num_sampled: int = 0) -> Estimate:
         sample = []
         if num_sampled and tokens.counts:
             sample = run_sample(options, requests, index, num_sampled, left_out)
-        for row in sample:
-            plan.lengths.add(row.place, row.output_tokens)
+        if sample:
+            places = np.array([row.place for row in sample])
+            plan.lengths.add(places, np.array([row.output_tokens for row in sample]))
         found = _estimate_lines(report, plan, tokens, index, len(reused))
         if sample:
             found = replace(found, decisions=sampled_accuracy(options, requests.table, sample))

@@ -65,7 +65,7 @@ class InputReport:
     kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
     others_run: bool = False
     unknown: UnknownParameters = field(default_factory=UnknownParameters)
-    _known_form: tuple[str | bytes, ...] = ()
+    _known_form: tuple[object, ...] = ()
 
     @property
     def name(self) -> str:
@@ -90,7 +90,7 @@ class InputReport:
 
     def note_parameters(self, line: Line, settings: bytes) -> None:
         """Count the unknown parameters of a line with these settings."""
-        form = line.url, settings, *line.body
+        form = (line.url, settings, *line.body)
         if form != self._known_form and not self.unknown.add(line.url, line.body, line.number):
             self._known_form = form  # most lines have the settings and names of the line before
 

@@ -93,10 +93,10 @@ class BatchRoutes:
 
     async def retry(self, request: Request) -> Response:
         """Create a batch of the requests of another that failed or did not run."""
-        old = (await self._stored(request.path_params["batch_id"])).batch
+        old = (await self.stored(request.path_params["batch_id"])).batch
         earlier = old.retry
         if earlier is not None:  # its rows are merged into those of the first batch
-            old = (await self._stored(earlier.of)).batch
+            old = (await self.stored(earlier.of)).batch
         async with _BODY_READER.read_object(request.scope, request.receive) as body:
             wanted = parse_model(RetryRequest, body)
         _check_supported(wanted.fields())

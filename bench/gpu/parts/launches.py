@@ -19,8 +19,8 @@ LAUNCHES = 300
 WIDTH = 1024
 
 
-@triton.jit
-def _add(x, y, out, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def,untyped-decorator]  # noqa: ANN001, ANN202, N803 - Triton 3.6 reads annotations
+@triton.jit  # type: ignore[untyped-decorator]
+def _add(x, y, out, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, N803 - Triton 3.6 reads annotations
     places = tl.arange(0, BLOCK)
     is_place = places < count
     total = tl.load(x + places, is_place) + tl.load(y + places, is_place)

@@ -264,7 +264,7 @@ def _cut(
     counts = stops - starts
     ends = np.cumsum(counts)
     begins = ends - counts
-    tokens = order[np.arange(ends[-1]) + np.repeat(starts - begins, counts)]
+    tokens = order[np.arange(counts.sum()) + np.repeat(starts - begins, counts)]
     parts, joins = _assign_parts(tokens, len(sees[0]))
     entries = np.empty((len(tokens), ENTRY_FIELDS), np.int32)
     for field, column in enumerate((tokens, parts, sees[0][tokens], sees[1][tokens])):

@@ -14,6 +14,7 @@ from tests.handler.dashboard.mill import control_running, worker_running
 from tests.handler.dashboard.steps import sign_in
 from tests.handler.intake.rig import MODEL, Cloud, line_of, lines_of
 from tidemill.dashboard.failures import group_errors, read_row
+from tidemill.dashboard.pages import Search
 from tidemill.dashboard.render import render
 
 NewKey = Callable[[str], str]
@@ -118,8 +119,9 @@ def test_every_template_escapes(template: str) -> None:
         num_failed=2,
         has_ended=True,
         rows=[],
-        after=HOSTILE,
-        older=HOSTILE,
+        search=Search(HOSTILE, HOSTILE, HOSTILE, 1, (HOSTILE, 1)),
+        tabs={HOSTILE: HOSTILE},
+        is_local=False,
         is_live=False,
     )
     assert "<img" not in page_text

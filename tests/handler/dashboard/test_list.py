@@ -80,7 +80,7 @@ def test_the_list_has_tabs_and_a_search(cloud: Cloud, monkeypatch: pytest.Monkey
     assert "older ones were not searched" in body
     (older,) = re.findall(r'after=(\w+)" id="older"', body)
     assert listed(name="reviews", after=older) == ["Reviews.csv"]
-    monkeypatch.setattr("tidemill.handler.dashboard.views._PAGE_BATCHES", 1)
+    monkeypatch.setattr("tidemill.dashboard.pages.PAGE_BATCHES", 1)
     body = reply_to("batches", status="failed")["body"]
     (older,) = re.findall(r'after=(\w+)" id="older"', body)
     assert listed(status="failed", after=older) == ["Reviews.csv"]

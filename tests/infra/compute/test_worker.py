@@ -409,7 +409,8 @@ def test_the_image_is_built_from_what_it_needs(tmp_path: Path) -> None:
     context = tmp_path / asset["source"]["directory"]
     assert {path.name for path in context.iterdir() if path.name != ".dockerignore"} == {
         *("LICENSE", "README.md", "constraints.txt", "pyproject.toml"),
-        *("batch", "cli", "container", "demo", "engine", "engine_process", "handler", "net"),
+        *("batch", "cli", "container", "dashboard", "demo"),
+        *("engine", "engine_process", "handler", "net"),
         *("offline", "protocol", "sdk", "server", "tidemill"),
     }
 
