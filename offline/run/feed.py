@@ -152,10 +152,8 @@ class Feed:
             result = await self._run(line)
             self._finished.append((line, result))
             self._in_flight.release(len(line.raw.data) - len(result.row))
-            if self._waiter is not None:
-                self._wake()
-            if len(self._finished) >= _LINES_PER_TURN:  # an engine may answer without waiting
-                await asyncio.sleep(0)
+            self._wake()
+            await asyncio.sleep(0)  # rows are written before the next request, which may hang
             line = self._admit()
 
     async def _flush_often(self) -> None:

@@ -55,6 +55,8 @@ OF_ONE: Mapping[str, Call] = {
     "GET /dashboard/view/batches/<batch_id>/first-rows": Call(),
     "GET /dashboard/view/batches/<batch_id>/requests": Call(),
     "GET /dashboard/view/batches/<batch_id>/rows": Call(),
+    "GET /dashboard/view/batches/<batch_id>/retry": Call(),
+    "POST /v1/batches/<batch_id>/retry": Call(json={}),
     "GET /dashboard/view/files/<file_id>/link": Call(),
 }
 # Routes that show, count or make what is the caller's own.
@@ -66,6 +68,8 @@ OF_ALL: Mapping[str, Call] = {
     "GET /dashboard/view/batches": Call(),
     "GET /dashboard/view/session": Call(),
     "GET /dashboard/view/new": Call(),
+    "GET /dashboard/view/month": Call(),
+    "POST /dashboard/view/check": Call(json={"name": "x", "bytes": 2, "head": "e30="}),
     "POST /v1/files": Call(files={"file": ("mine.jsonl", b"{}")}, data={"purpose": "batch"}),
     "POST /v1/uploads": Call(json={"bytes": 9, "filename": "mine.jsonl", "purpose": "batch"}),
     "POST /v1/batches": Call(

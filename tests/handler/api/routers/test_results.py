@@ -18,6 +18,7 @@ from tidemill.batch.file.rows import print_not_run, print_reply
 from tidemill.batch.model import Batch
 from tidemill.batch.object_keys import work_prefix
 from tidemill.batch.parts import FinishedRow, encode_part
+from tidemill.batch.result_kinds import OUTPUT
 from tidemill.batch.states import Status
 from tidemill.handler.lambdas.api import fit
 
@@ -106,14 +107,15 @@ def test_a_batch_whose_work_is_gone_names_its_files(cloud: Cloud, client: OpenAI
     index = cloud.run(bucket.index_parts(batch.id, 0, left_out=lambda *_: None))
     cloud.run(bucket.put_segments(shard, index.seal()))
     cloud.run(table.commit(shard, progress=index.progress(), output_sizes=[9], error_sizes=[]))
+    file_id = OUTPUT.file_id_of(batch)
     for status in (Status.FINALIZING, Status.COMPLETED):
-        cloud.run(table.move_batch(batch.id, status, 9, output_file_id="file-out"))
+        cloud.run(table.move_batch(batch.id, status, 9, output_file_id=file_id))
     assert len(results_of(batch)["data"]) == 10
     for key in cloud.run(bucket.list_keys(work_prefix(batch.id))):
         cloud.run(bucket.delete(key))
     status, error = refusal_in(answer_to(event_of(batch)))
     assert (status, error["code"]) == (410, "work_deleted")
-    assert "output file file-out" in error["message"]
+    assert f"output file {file_id}" in error["message"]
 
 
 def test_the_largest_answer_is_one_that_lambda_takes(cloud: Cloud, client: OpenAI) -> None:

@@ -27,9 +27,9 @@ def test_a_state_has_all_counts_of_a_shard() -> None:
 
 def test_a_state_of_an_earlier_version_has_no_truncated_rows() -> None:
     """Its other counts are those that it had."""
-    *counts, truncated = json.loads(str(live_fields(LIVE)["state"]))
-    assert truncated == PROGRESS.truncated
-    assert read(counts).progress == Progress(7, 1, 70, 20, 21, reused=2)
+    counts = json.loads(str(live_fields(LIVE)["state"]))
+    earlier = counts[: counts.index(PROGRESS.truncated)]
+    assert read(earlier).progress == Progress(7, 1, 70, 20, 21, reused=2)
 
 
 def test_a_state_of_a_later_version_may_have_more() -> None:
