@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidemill.batch.calibration.report import report_lines
 from tidemill.offline.arguments.argument_types import (
     positive_int,
     positive_number,
@@ -114,6 +113,9 @@ def command(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_output(json.dumps(found.fields(), ensure_ascii=False, indent=2))
     else:
+        # Imported late, as in all commands: `--help` loads the standard library only.
+        from tidemill.batch.calibration.report import report_lines
+
         lines = [*columns([*rows_of(found)])]
         unknown = [f"  {each.sentence(found.unit)}" for each in found.unknown_parameters]
         plan = None if table is None else table.recipe.calibration

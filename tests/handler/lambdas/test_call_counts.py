@@ -148,7 +148,7 @@ def test_a_batch_whose_shards_are_done_is_read_once(ministack: Emulator) -> None
         # Finalizing, announced, the lock taken; those of the results; counts and files, the lock,
         # when it ended, completed, announced, the lock released.
         "UpdateItem BATCH/META": 12,
-        "UpdateItem USAGE/TOTAL": 1,
+        "TransactWriteItems": 1,
         "DeleteItem ACTIVE/default": 1,
     }
 

@@ -314,7 +314,7 @@ async def test_a_message_that_is_already_deleted_is_not_an_error(
     await doorbell.delete()
     assert await num_hidden(context) == 0
     assert doorbell.target is not None
-    assert doorbell.labels == shard_message(doorbell.target.batch_id, doorbell.target.shard)
+    assert doorbell.labels == doorbell.target._asdict()
 
 
 async def test_a_shard_that_finalize_takes_meanwhile_is_left_to_it(
