@@ -1,10 +1,9 @@
 """Parameters of a new batch: from `POST /v1/batches`, or from the user metadata of an upload.
 
 It contains all checks that need no AWS call. A request has OpenAI's parameters, and ours as
-`extra_body`: `BatchRequest` checks only types, so that they are in the OpenAPI document, and
-`parse_request` checks the values. An upload has the same options: it spells their names with
-dashes, and `recipe-` starts the keys of a table's recipe. All other user metadata becomes the
-batch's `metadata`.
+`extra_body`: `BatchRequest` (batch_body.py) checks only types, and `parse_request` the values. An
+upload has the same options: it spells their names with dashes, and `recipe-` starts the keys of a
+table's recipe. All other user metadata becomes the batch's `metadata`.
 """
 
 from __future__ import annotations
@@ -17,10 +16,8 @@ from dataclasses import dataclass, replace
 from email.errors import MessageError
 from email.header import decode_header, make_header
 from types import MappingProxyType
-from typing import Annotated, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
-
-from pydantic import BaseModel, ConfigDict, Field
 
 from tidemill.net.public_addresses import is_internal_host
 from tidemill.protocol.errors import RequestError
@@ -76,111 +73,6 @@ _NAMES = (
     "escalate",
 )
 _BOOLEANS: Mapping[str, bool] = MappingProxyType({"true": True, "false": False})
-
-_Url = Annotated[
-    str | None,
-    Field(
-        description="A public https URL that the rows are also PUT to.",
-        json_schema_extra={"format": "uri", "maxLength": MAX_URL_CHARS},
-    ),
-]
-
-
-class OutputExpiresAfter(BaseModel):
-    """Expiry of the output and error files, in seconds after their creation."""
-
-    model_config = ConfigDict(strict=True)
-
-    anchor: Annotated[str, Field(json_schema_extra={"enum": ["created_at"]})]
-    seconds: Annotated[
-        int,
-        Field(json_schema_extra={"minimum": MIN_EXPIRY_SECONDS, "maximum": MAX_EXPIRY_SECONDS}),
-    ]
-
-
-class BatchOptions(BaseModel):
-    """Options of a new batch; a null parameter counts as missing."""
-
-    model_config = ConfigDict(strict=True)
-
-    completion_window: Annotated[
-        str | None,
-        Field(
-            description="A number of minutes, hours or days, from 30m to 14d, such as 24h.",
-            json_schema_extra={"pattern": "^[1-9][0-9]*[mhd]$"},
-        ),
-    ] = None
-    metadata: Annotated[
-        dict[str, str] | None,
-        Field(
-            json_schema_extra={
-                "maxProperties": MAX_METADATA_PAIRS,
-                "propertyNames": {"maxLength": MAX_METADATA_KEY_CHARS},
-                "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE_CHARS},
-            }
-        ),
-    ] = None
-    output_expires_after: OutputExpiresAfter | None = None
-    output_url: _Url = None
-    error_url: _Url = None
-    webhook_url: Annotated[
-        str | None,
-        Field(
-            description="A public https URL to call at the end, instead of the tenant's webhook.",
-            json_schema_extra={"format": "uri", "maxLength": MAX_URL_CHARS},
-        ),
-    ] = None
-    on_invalid_line: Annotated[
-        str | None, Field(json_schema_extra={"enum": ["fail", "skip", None]})
-    ] = None
-    max_cost: Annotated[
-        float | None,
-        Field(
-            description="GPU cost limit: at the limit the batch expires with its finished rows.",
-            json_schema_extra={"exclusiveMinimum": 0},
-        ),
-    ] = None
-    strict_parameters: Annotated[
-        bool | None,
-        Field(description="Reject a file whose lines have unknown parameters."),
-    ] = None
-    escalate: Annotated[
-        str | None,
-        Field(description="Decide rows with an answer of a low confidence again with this model."),
-    ] = None
-    escalate_below: Annotated[
-        float | None,
-        Field(
-            description="Escalate rows with an answer whose confidence is lower than this.",
-            json_schema_extra={"exclusiveMinimum": 0, "maximum": 1},
-        ),
-    ] = None
-    recipe: Annotated[
-        dict[str, Any] | None,
-        Field(
-            description="If the file is a table, the keys of its recipe, as in NAME.recipe.toml.",
-        ),
-    ] = None
-    idempotency_key: Annotated[
-        str | None,
-        Field(
-            description="A repeated request with the same key returns the first request's batch.",
-            json_schema_extra={"minLength": 1, "maxLength": MAX_IDEMPOTENCY_KEY_CHARS},
-        ),
-    ] = None
-
-    def fields(self) -> dict[str, Any]:
-        """Return the parameters by name."""
-        return self.model_dump()
-
-
-class BatchRequest(BatchOptions):
-    """A new batch; a null parameter counts as missing."""
-
-    input_file_id: Annotated[
-        str, Field(description="A file ID, or an s3:// URI of this bucket with a key under input/.")
-    ]
-    endpoint: Annotated[str, Field(json_schema_extra={"enum": list(ENDPOINTS)})]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,7 @@ proportion to its live shards, not to all shards.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final, Literal
-
-from pydantic import BaseModel
+from typing import Final
 
 from .file.throughput import Rates
 from .model import Batch, Progress, sum_of
@@ -93,13 +91,6 @@ class HistoryBucket:
             gained.prompt_tokens,
             round(gained.audio_seconds, 3),
         )
-
-
-class HistoryObject(BaseModel):
-    """Rows, tokens and audio by time; periods without a row are left out."""
-
-    object: Literal["list"] = "list"
-    data: list[HistoryBucket]
 
 
 def history_bucket(batch: Batch, now: float) -> tuple[int, int]:

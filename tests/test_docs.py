@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from tidemill.batch.batch_body import BatchRequest
 from tidemill.batch.batch_object import TidemillObject
-from tidemill.batch.batch_request import BatchRequest
 from tidemill.cli.main import make_parser
 from tidemill.engine.parsers.registry import REASONING_PARSERS, TOOL_CALL_PARSERS
 from tidemill.handler.fleet.kubernetes.config import JobConfig

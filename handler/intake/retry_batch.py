@@ -17,11 +17,11 @@ from tidemill.batch.result_kinds import ERRORS
 from tidemill.batch.retry import (
     FailureCounts,
     NothingToRetry,
-    RetryParams,
     check_no_retry,
     check_retryable,
     class_of_failure,
 )
+from tidemill.batch.retry_request import RetryParams
 from tidemill.batch.states import Status
 
 from ..aws.bucket import read_range

@@ -13,20 +13,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tidemill.batch.batch_body import BatchRequest
 from tidemill.batch.batch_object import BatchObject
 from tidemill.batch.batch_request import (
     S3,
     BatchParams,
-    BatchRequest,
     invalid_input_file,
     parse_request,
     window_seconds,
 )
 from tidemill.batch.errors import InvalidMove, KeyReused
+from tidemill.batch.history_object import HistoryObject
 from tidemill.batch.model import Batch, Retry, Source
 from tidemill.batch.object_keys import DROP_TENANT, batch_id_of_request, outputs_of_request
 from tidemill.batch.pagination import Page, make_page
-from tidemill.batch.progress import HistoryObject
 from tidemill.batch.results_object import (
     GONE_CODE,
     MAX_LINE,
@@ -35,14 +35,8 @@ from tidemill.batch.results_object import (
     result_row,
     rows_deleted_message,
 )
-from tidemill.batch.retry import (
-    NotRetryable,
-    RetryParams,
-    RetryRequest,
-    check_no_retry,
-    check_retryable,
-    parse_retry,
-)
+from tidemill.batch.retry import NotRetryable, check_no_retry, check_retryable
+from tidemill.batch.retry_request import RetryParams, RetryRequest, parse_retry
 from tidemill.protocol.errors import RequestError
 
 from ..errors import json_response

@@ -10,11 +10,13 @@ from typing import Annotated, Any, Final
 from aws_lambda_powertools.event_handler.openapi.params import Body, Header, Query
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 
+from tidemill.batch.batch_body import BatchRequest
 from tidemill.batch.batch_object import BatchObject
-from tidemill.batch.batch_request import BatchRequest, parse_request
+from tidemill.batch.batch_request import parse_request
 from tidemill.batch.model import Batch
 from tidemill.batch.pagination import Page, make_page
-from tidemill.batch.retry import NotRetryable, RetryRequest, parse_retry
+from tidemill.batch.retry import NotRetryable
+from tidemill.batch.retry_request import RetryRequest, parse_retry
 
 from ...deployment import deployment
 from ...errors import NotThere

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 
-from tidemill.batch.progress import HistoryObject
+from tidemill.batch.history_object import HistoryObject
 
 from ...deployment import deployment
 from ..envelope.caller import aws
