@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Final
 from urllib.parse import quote
@@ -116,6 +117,15 @@ def is_drop(outputs: Outputs) -> bool:
 def outputs_of_request(tenant: str, batch_id: str) -> Outputs:
     """Return the keys of the results of an API batch."""
     return _outputs(f"{_files_prefix(tenant)}{batch_id}")
+
+
+def moved_outputs(outputs: Outputs, tenant: str, batch_id: str) -> Outputs:
+    """Return other keys for a batch's results, which no upload's results have."""
+    moved = outputs_of_request(tenant, batch_id)
+    if outputs.table_key is None:
+        return moved
+    suffix = outputs.table_key.rpartition(".")[2]
+    return replace(moved, table_key=table_key(moved, "jsonl" if suffix == "ndjson" else suffix))
 
 
 def recipe_key(key: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from pydantic_core import from_json, to_json
@@ -11,7 +11,8 @@ from pydantic_core import from_json, to_json
 from .errors import HandlerError, InvalidOption
 from .file.lines import BOM, LineError, RawLine, parse_line
 from .file.row_order import rows_of_lines
-from .model import Batch, Retry
+from .model import Batch, Progress, Retry
+from .result_kinds import ERRORS, KINDS, ResultKind
 from .states import Status
 
 _INVALID: Final = frozenset({400, 413, 422})
@@ -125,6 +126,11 @@ class RetryLines:
     counts: FailureCounts = field(default_factory=FailureCounts)
 
     @property
+    def kinds(self) -> tuple[ResultKind, ...]:
+        """The results that `select` needs."""
+        return (ERRORS,) if self.is_whole else KINDS
+
+    @property
     def is_whole(self) -> bool:
         """Say whether every line of the batch has a row."""
         final, num_rows = self.batch.final, self.batch.num_rows
@@ -166,6 +172,12 @@ class RetryLines:
         fields = from_json(raw.data.removeprefix(BOM))
         fields["body"] = merge_patched(line.body, patch)
         return to_json(fields, inf_nan_mode="constants") + b"\n"
+
+
+def merged_counts(old: Batch, completed: int, failed: int) -> dict[str, Any]:
+    """Return the changed counts of a retried batch whose results have these numbers of rows."""
+    final = replace(old.final or Progress(), completed=completed, failed=failed)
+    return {"final": final, "num_rows": max(completed + failed, old.num_rows)}
 
 
 def is_success(row: bytes) -> bool:

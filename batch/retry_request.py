@@ -14,7 +14,7 @@ from .batch_request import (
     check_idempotency_key,
     options_of_request,
 )
-from .errors import InvalidOption
+from .errors import InvalidOption, KeyReused
 from .model import Batch, Options, Retry
 
 RETRY_OF: Final = "retry_of"
@@ -45,6 +45,14 @@ class RetryParams(NamedTuple):
 
     retry: Retry
     options: Options
+
+    def check_same(self, existing: Batch) -> None:
+        """Raise KeyReused if an existing batch of this key is another retry, or none."""
+        if (existing.retry, existing.options) != self:
+            raise KeyReused(
+                "This `idempotency_key` was already used for another batch: use a new key.",
+                param="idempotency_key",
+            )
 
 
 def parse_retry(batch: Batch, request: RetryRequest, earlier: Retry | None = None) -> RetryParams:

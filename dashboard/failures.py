@@ -74,10 +74,7 @@ def read_row(data: bytes) -> Failure | None:
         row = from_json(data)
     except ValueError:
         return None
-    response = _fields(row, "response")
-    error = _fields(row, "error") or _fields(response.get("body"), "error")
-    # vLLM's rows have an error within the error.
-    error = _fields(error, "error") or error
+    response, error = _fields(row, "response"), error_of(row)
     status = response.get("status_code")
     return Failure(
         place=_text(_fields({"row": row}, "row").get("custom_id")),
@@ -85,6 +82,13 @@ def read_row(data: bytes) -> Failure | None:
         code=_text(error.get("code") or error.get("type")),
         message=_text(error.get("message")),
     )
+
+
+def error_of(row: object) -> dict[str, Any]:
+    """Return the error that a row reports; empty without one."""
+    error = _fields(row, "error") or _fields(_fields(row, "response").get("body"), "error")
+    # vLLM's rows have an error within the error.
+    return _fields(error, "error") or error
 
 
 def _fields(value: object, name: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from tidemill.batch.file.answers import Answer, answer_of, named_answers, probab
 from tidemill.batch.file.request_text import part_texts, request_text
 from tidemill.batch.file.rows import has_truncated_answer, row_error_message
 
+from .failures import error_of
 from .request_code import curl_of, python_of
 from .visible_text import visible
 
@@ -215,8 +216,7 @@ def _facts(row: Mapping[str, Any]) -> RowFacts:
         "status_code": status_code if isinstance(status_code, int) else None,
     }
     if message is not None or is_error or not isinstance(body, dict):
-        error = _fields(row.get("error")) or _fields(_fields(body).get("error"))
-        error = _fields(error.get("error")) or error
+        error = error_of(row)
         code = error.get("code") or error.get("type") or ""
         return RowFacts(
             **common, status="failed", text=message or "", error_code=_name(as_text(code))

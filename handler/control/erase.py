@@ -19,7 +19,7 @@ from pydantic_core import from_json
 from tidemill.batch.model import Batch
 from tidemill.batch.object_keys import (
     INPUT_PREFIX,
-    outputs_of_request,
+    moved_outputs,
     results_prefix,
     upload_prefix,
     work_prefix,
@@ -105,7 +105,7 @@ class _Erasure:
             self._check()
         results = [
             key
-            for outputs in (batch.outputs, outputs_of_request(batch.tenant, batch.id))
+            for outputs in (batch.outputs, moved_outputs(batch.outputs, batch.tenant, batch.id))
             for key in (outputs.output_key, outputs.error_key, outputs.table_key)
         ]
         for result_key in dict.fromkeys(results):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -15,10 +16,11 @@ from tidemill.dashboard.row_query import BadQuery, RowQuery, StatusFilter
 from tidemill.dashboard.row_view import Part, request_parts, row_view
 
 from ..api.envelope.caller import aws
-from ..api.routers.batches import kept_batch, retrieve_batch, router
+from ..api.routers.batches import describe_batches, kept_batch, router
 from ..api.routers.results import part_cache
 from ..deployment import deployment
 from ..errors import NotThere, ObjectChanged
+from ..queries.batch_view import progress_of
 from ..queries.row_finder import WorkGone
 from ..queries.row_requests import read_requests
 from ..queries.row_search import FoundRows, search_rows
@@ -34,7 +36,7 @@ _TOO_LONG: Final = "The request is too long to be read here."
 def rows(batch_id: str, fields: Mapping[str, str]) -> Response[str]:
     """Return the rows that match a search, or one row in full."""
     batch = kept_batch(router.context, batch_id)
-    (row,) = rows_of([retrieve_batch(batch_id)])
+    (row,) = rows_of(describe_batches([batch]))
     values = {
         "batch": row.wire,
         "batch_id": batch_id,
@@ -46,8 +48,9 @@ def rows(batch_id: str, fields: Mapping[str, str]) -> Response[str]:
         "next_after": None,
         "problem": "",
     }
+    default = _default_status(row.wire.request_counts.failed, row.wire.tidemill.truncated_rows)
     try:
-        query = RowQuery.of(fields, _default_status(row.wire))
+        query = RowQuery.of(fields, default)
     except BadQuery as exc:
         return html(render("rows.html", **values | {"problem": str(exc)}))
     values["query"] = query
@@ -76,7 +79,8 @@ def rows(batch_id: str, fields: Mapping[str, str]) -> Response[str]:
 def first_rows(batch_id: str) -> Response[str]:
     """Return a few rows for the page of the batch; none if they cannot be listed any more."""
     batch = kept_batch(router.context, batch_id)
-    status = _default_status(retrieve_batch(batch_id))
+    done = aws().run(progress_of(deployment(), batch, time.time()))
+    status = _default_status(done.failed, done.truncated)
     try:
         found = _search(batch, RowQuery(status=status), _FIRST_ROWS).rows
     except WorkGone:
@@ -110,11 +114,11 @@ def _requests(batch: Batch, lines: Sequence[int]) -> tuple[Mapping[int, bytes], 
         return {}, _NO_INPUT
 
 
-def _default_status(wire: BatchObject) -> StatusFilter:
+def _default_status(num_failed: int, num_truncated: int) -> StatusFilter:
     """Return the status whose rows are shown first: the failed ones, or the truncated ones."""
-    if wire.request_counts.failed:
+    if num_failed:
         return "failed"
-    return "truncated" if wire.tidemill.truncated_rows else ""
+    return "truncated" if num_truncated else ""
 
 
 def _counts(wire: BatchObject) -> dict[str, int]:

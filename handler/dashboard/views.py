@@ -48,7 +48,7 @@ def batches(after: str | None, tab: str = "", name: str = "") -> Response[str]:
     owns_drops = deployment().settings.tenant_of_drop(drop_prefix) == tenant
     text = pages.batches(
         site(),
-        rows_of(describe_batches(found.batches)),
+        rows_of(describe_batches(found.batches), with_reasons=True),
         pages.Search(tab, name, after, found.num_searched, end),
         drop_prefix=drop_prefix if owns_drops else None,
     )
@@ -80,11 +80,12 @@ def link(file_id: str) -> Response[str]:
     return serve_text(body, "application/json")
 
 
-def rows_of(wires: Sequence[BatchObject]) -> list[BatchRow]:
-    """Return batches with the names of their files and the first error of a completed one."""
+def rows_of(wires: Sequence[BatchObject], *, with_reasons: bool = False) -> list[BatchRow]:
+    """Return batches with the names of their files, and for a list the first error of each."""
     tenant = tenant_of(router.context)
     inputs = {wire.input_file_id for wire in wires if not is_dropped(wire.input_file_id)}
-    failed = {wire.error_file_id or "" for wire in wires if wire.status is Status.COMPLETED}
+    ended = [wire for wire in wires if with_reasons and wire.status is Status.COMPLETED]
+    failed = {wire.error_file_id or "" for wire in ended}
     found = aws().run(deployment().files.get_files(sorted((inputs | failed) - {""})))
     files = {file.id: file for file in found if file.tenant == tenant}
     names = {file.id: file.filename for file in files.values()}

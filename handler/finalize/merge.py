@@ -16,10 +16,10 @@ from typing import Any, Final
 from tidemill.batch.file.formats import stream_of
 from tidemill.batch.file.lines import FormatError, read_lines
 from tidemill.batch.file.row_order import rows_of_lines
-from tidemill.batch.model import Batch, BatchError, Progress, Source
-from tidemill.batch.object_keys import outputs_of_request, result_file_id, table_key
-from tidemill.batch.result_kinds import KINDS, OUTPUT, ResultKind
-from tidemill.batch.retry import have_only_requests, is_success
+from tidemill.batch.model import Batch, BatchError, Source
+from tidemill.batch.object_keys import moved_outputs, result_file_id
+from tidemill.batch.result_kinds import ERRORS, KINDS, OUTPUT, ResultKind
+from tidemill.batch.retry import have_only_requests, is_success, merged_counts
 from tidemill.batch.table.errors import RecipeError, TableError
 
 from ..aws.items import dump
@@ -28,7 +28,7 @@ from ..inputs.request_lines import requests_of, retried_batch
 from ..inputs.row_sources import open_rows, row_sources
 from ..lifecycle.batch_lock import BatchLock, Requeue
 from ..observability import logger
-from .result_files import BATCH_ID, record_file
+from .result_files import BATCH_ID, find_made, record_file
 from .upload_results import TableNotMade, count_try, dump_questions, upload_object
 
 _WAIT_SECONDS: Final = 5.0
@@ -83,13 +83,8 @@ def _merge(lock: BatchLock, other: BatchLock) -> None:
             merged.append(_source_of(deployment.bucket.name, key, found))
         counts[kind] = rows.num_rows
         changes |= kind.fields(file_id=file_id)
-    num_rows = sum(counts.values())
-    progress = replace(
-        old.final or Progress(),
-        completed=counts[OUTPUT],
-        failed=num_rows - counts[OUTPUT],
-    )
-    changes |= {"final": dump(progress), "num_rows": max(num_rows, old.num_rows)}
+    made = merged_counts(old, counts[OUTPUT], counts[ERRORS])
+    changes |= made | {"final": dump(made["final"])}
     changes |= _table_changes(lock, other, merged, look)
     other.renew()
     other.change(**changes)
@@ -134,7 +129,7 @@ def _own_key(lock: BatchLock, old: Batch, key_of: Callable[[Batch], str]) -> str
     found = lock.aws.run(lock.deployment.bucket.head(key))
     if found is None or found["Metadata"].get(BATCH_ID) == old.id:
         return key
-    return key_of(replace(old, outputs=outputs_of_request(old.tenant, old.id)))
+    return key_of(replace(old, outputs=moved_outputs(old.outputs, old.tenant, old.id)))
 
 
 def _table_changes(
@@ -146,13 +141,7 @@ def _table_changes(
         return {}
     from .table_bytes import table_bytes  # late: not every Lambda has the libraries for tables
 
-    suffix = old.outputs.table_key.rpartition(".")[2]
-    form = "jsonl" if suffix == "ndjson" else suffix
-
-    def key_of(batch: Batch) -> str:
-        return batch.outputs.table_key or table_key(batch.outputs, form)
-
-    key = _own_key(lock, old, key_of)
+    key = _own_key(lock, old, lambda batch: batch.outputs.table_key or "")
     questions: list[Mapping[str, Any]] = []
     pieces = table_bytes(lock.aws, lock.deployment, old, rows, note=questions.append, look=look)
     found = upload_object(lock, old, key, pieces)
@@ -171,8 +160,9 @@ def _remove_stale(lock: BatchLock, old: Batch, changes: Mapping[str, object]) ->
     bucket = lock.deployment.bucket
     for kind in KINDS:
         key = kind.key_of(old)
-        found = lock.aws.run(bucket.head(key)) if changes[f"{kind.name}_file_id"] is None else None
-        if found is not None and found["Metadata"].get(BATCH_ID) == old.id:
+        has_rows = changes[f"{kind.name}_file_id"] is not None
+        found = None if has_rows else find_made(lock, key, owner=old)
+        if found is not None:
             lock.aws.run(bucket.delete_found(key, found))
 
 

@@ -14,12 +14,17 @@ BATCH_ID: Final = "batch-id"
 """Name of the user metadata with the owner of an object."""
 
 
-def find_made(lock: BatchLock, key: str, num_bytes: int | None = None) -> Mapping[str, Any] | None:
-    """Return the S3 metadata of the batch's object; None if it is missing or another batch's."""
+def find_made(
+    lock: BatchLock, key: str, num_bytes: int | None = None, *, owner: Batch | None = None
+) -> Mapping[str, Any] | None:
+    """Return the S3 metadata of the owner's object; None if it is missing or another batch's.
+
+    The owner is the locked batch unless another one is given.
+    """
     found = lock.aws.run(lock.deployment.bucket.head(key))
     if found is None or num_bytes not in {None, found["ContentLength"]}:
         return None
-    return found if found["Metadata"].get(BATCH_ID) == lock.batch.id else None
+    return found if found["Metadata"].get(BATCH_ID) == (owner or lock.batch).id else None
 
 
 def record_file(lock: BatchLock, file_id: str, key: str, found: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from tidemill.batch.parts import MAX_PARTS, MIN_COPIED_BYTES
 from ..aws.objects.upload_plan import cut_into_parts
 from ..errors import NotThere
 from ..lifecycle.batch_lock import BatchLock
-from .result_files import BATCH_ID
+from .result_files import BATCH_ID, find_made
 
 # Number of runs that may die (for example for lack of memory) or reach their deadline.
 MAX_TRIES = 3
@@ -65,7 +65,7 @@ def upload_object(
     finally:
         if not is_whole:
             lock.aws.run(bucket.abort_upload(key, upload))
-    found = lock.aws.run(bucket.head(key))
-    if found is None or found["Metadata"].get(BATCH_ID) != owner.id:
+    found = find_made(lock, key, owner=owner)
+    if found is None:
         raise NotThere(f"{key} is no longer the uploaded object")
     return found

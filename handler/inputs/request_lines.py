@@ -8,7 +8,6 @@ from contextlib import ExitStack, closing
 from tidemill.batch.file.formats import FileFormat, as_lines, stream_of
 from tidemill.batch.file.lines import read_lines
 from tidemill.batch.model import Batch, Source
-from tidemill.batch.result_kinds import ERRORS, KINDS
 from tidemill.batch.retry import NothingToRetry, RetryLines
 
 from ..aws.objects.stream import CHUNK_BYTES, ObjectStream
@@ -34,10 +33,9 @@ def requests_of(
         return
     old = retried_batch(aws, deployment, batch)
     selection = RetryLines(batch.retry, old)
-    kinds = (ERRORS,) if selection.is_whole else KINDS
     is_empty = True
     with ExitStack() as stack:
-        files = open_rows(aws, stack, aws.run(row_sources(deployment, old, kinds)))
+        files = open_rows(aws, stack, aws.run(row_sources(deployment, old, selection.kinds)))
         lines = read_lines(stream_of(requests_of(aws, deployment, old, recipe)))
         for piece in selection.select(lines, files):
             is_empty = is_empty and not piece

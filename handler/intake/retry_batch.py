@@ -10,7 +10,6 @@ from uuid import uuid4
 
 from tidemill.batch.batch_request import window_seconds
 from tidemill.batch.creation_order import creation_ns
-from tidemill.batch.errors import KeyReused
 from tidemill.batch.model import Batch
 from tidemill.batch.object_keys import batch_id_of_request, outputs_of_request
 from tidemill.batch.result_kinds import ERRORS
@@ -56,11 +55,7 @@ def create_retry(
         )
     if made.erasing_at is not None:
         raise BatchErased(made)
-    if (made.retry, made.options) != params:
-        raise KeyReused(
-            "This `idempotency_key` was already used for another batch: use a new key.",
-            param="idempotency_key",
-        )
+    params.check_same(made)
     if made.id != old.retried_by:
         yield from deployment.table.change_batch(old.id, old.status, retried_by=made.id)
     yield from announce(deployment, made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tidemill.batch.errors import HandlerError
 from tidemill.batch.model import Batch
+from tidemill.batch.object_keys import result_file_id
 from tidemill.batch.result_kinds import KINDS
 
 from ..aws.calls import Operation
@@ -48,12 +49,13 @@ def request_erasure(deployment: Deployment, batch: Batch, now: int) -> Operation
     if erasing.erasing_at is None:
         raise _why_not(erasing)
     names = [kind.file_id_of(batch) for kind in KINDS]
-    table = [batch.table_file_id] if batch.table_file_id else []
-    merged = [kind.field(batch, "file_id") for kind in KINDS]  # by a retry
-    names += [file_id for file_id in merged if file_id and file_id not in names]
+    current = [batch.table_file_id, *(kind.field(batch, "file_id") for kind in KINDS)]
+    if batch.table_file_id is not None:  # a retry may have merged into another one
+        names.append(result_file_id(batch.id, "table"))
+    names += [file_id for file_id in current if file_id and file_id not in names]
     # The input of a retry belongs to the batch that it retries.
     inputs = [batch.input_file_id] if batch.retry is None else []
-    for file_id in (*names, *table, *inputs):
+    for file_id in (*names, *inputs):
         file = yield from deployment.files.get_file(file_id)
         if file is not None and file.tenant == batch.tenant:
             yield from deployment.files.delete_file(file, now)

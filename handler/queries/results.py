@@ -8,7 +8,6 @@ from itertools import islice, takewhile
 from typing import Final, NamedTuple
 
 from tidemill.batch.model import Batch, Shard, ShardStatus
-from tidemill.batch.result_kinds import has_merged_rows
 
 from ..aws.sync import Aws
 from ..deployment import Deployment
@@ -113,8 +112,6 @@ def read_results(
     Raises WorkGone if they have been deleted or merged with those of a retry, and NotIndexed if
     another call will find them.
     """
-    if has_merged_rows(batch):
-        raise WorkGone(f"rows of {batch.id} from before its retry")
     finder, picks = RowFinder(aws, deployment, batch, cache), _Selection(limit)
     reach = _CompletePrefix(after_line)
     has_more = False

@@ -12,7 +12,7 @@ from typing import Final
 from tidemill.batch.errors import BadPart, HandlerError
 from tidemill.batch.model import Batch, Shard, ShardStatus
 from tidemill.batch.object_keys import part_prefix
-from tidemill.batch.result_kinds import ERRORS, KINDS, OUTPUT, ResultKind
+from tidemill.batch.result_kinds import ERRORS, KINDS, OUTPUT, ResultKind, has_merged_rows
 from tidemill.batch.results_object import GONE_CODE
 
 from ..aws.calls import Operation
@@ -41,7 +41,10 @@ class NotIndexed(HandlerError):
 
 @dataclass(slots=True)
 class RowFinder:
-    """Finds the rows of one batch for one reply, within its limits."""
+    """Finds the rows of one batch for one reply, within its limits.
+
+    Raises WorkGone for a batch whose rows were merged with those of a retry.
+    """
 
     aws: Aws
     deployment: Deployment
@@ -49,6 +52,10 @@ class RowFinder:
     cache: PartCache
     heads_left: int = MAX_HEADS
     _keys: dict[int, list[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if has_merged_rows(self.batch):
+            raise WorkGone(f"rows of {self.batch.id} from before its retry")
 
     def list_objects(self, shards: Sequence[Shard]) -> None:
         """List the objects that contain the rows of these shards, concurrently."""

@@ -22,7 +22,7 @@ from tidemill.batch.batch_request import (
     parse_request,
     window_seconds,
 )
-from tidemill.batch.errors import InvalidMove, KeyReused
+from tidemill.batch.errors import InvalidMove
 from tidemill.batch.history_object import HistoryObject
 from tidemill.batch.model import Batch, Retry, Source
 from tidemill.batch.object_keys import DROP_TENANT, batch_id_of_request, outputs_of_request
@@ -219,11 +219,7 @@ class BatchRoutes:
             made = self._create_batch(batch_id, parsed, retry=params.retry)
         else:
             made = stored.batch
-        if (made.retry, made.options) != params:
-            raise KeyReused(
-                "This `idempotency_key` was already used for another batch: use a new key.",
-                param="idempotency_key",
-            )
+        params.check_same(made)
         self._store.batches.change(old.id, retried_by=made.id)
         return made
 

@@ -11,6 +11,7 @@ import hmac
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from starlette.requests import Request
@@ -126,7 +127,9 @@ class DashboardRoutes:
                 break
             last = end[0]
         search = pages.Search(tab, name, after, num_searched, end)
-        return await _html(lambda: pages.batches(_SITE, rows, search))
+        return await _html(
+            lambda: pages.batches(_SITE, [self._with_reason(row) for row in rows], search)
+        )
 
     async def show_batch(self, request: Request) -> Response:
         """Return one batch."""
@@ -193,15 +196,16 @@ class DashboardRoutes:
         return pages.check(_SITE, found, expected, has_price=False)
 
     def _rows(self, wires: Sequence[BatchObject]) -> list[BatchRow]:
-        """Return batches with the names of their files and the first error of a completed one."""
+        """Return batches with the names of their files."""
         found = map(self._store.files.get, [wire.input_file_id for wire in wires])
         names = {file.id: file.filename for file in found if file}
-        return [pages.row_of(wire, names, first_error=self._first_error(wire)) for wire in wires]
+        return [pages.row_of(wire, names) for wire in wires]
 
-    def _first_error(self, wire: BatchObject) -> str:
-        stored = self._store.batches.get(wire.id) if wire.request_counts.failed else None
+    def _with_reason(self, row: BatchRow) -> BatchRow:
+        """Return a row of the list with its first error if it completed with errors."""
+        stored = self._store.batches.get(row.wire.id) if row.is_with_errors else None
         failures = [] if stored is None else self._failures(stored, limit=1)
-        return failures[0].message if failures else ""
+        return replace(row, first_error=failures[0].message) if failures else row
 
     def _failures(self, stored: StoredBatch, limit: int = _MAX_FAILURES) -> list[Failure]:
         """Return the first failed rows, and the lines that were not run.

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -14,10 +13,16 @@ from uuid import uuid4
 from tidemill.batch.file.formats import detect_file, open_lines
 from tidemill.batch.file.lines import FormatError, RawLine, read_lines
 from tidemill.batch.file.row_order import rows_of_lines
-from tidemill.batch.model import Batch, File, Progress, Retry
+from tidemill.batch.model import Batch, File, Retry
 from tidemill.batch.object_keys import DROP_TENANT, result_file_id
 from tidemill.batch.result_kinds import ERRORS, KINDS, OUTPUT, ResultKind
-from tidemill.batch.retry import NothingToRetry, RetryLines, have_only_requests, is_success
+from tidemill.batch.retry import (
+    NothingToRetry,
+    RetryLines,
+    have_only_requests,
+    is_success,
+    merged_counts,
+)
 
 from .store import Store
 from .upload import incoming_file
@@ -35,13 +40,12 @@ def make_input(store: Store, old: Batch, retry: Retry) -> File:
     Raises NothingToRetry, FileGone, OSError.
     """
     selection = RetryLines(retry, old)
-    kinds = (ERRORS,) if selection.is_whole else KINDS
     source = store.files.get(old.input_file_id)
     if source is None:
         raise FileGone(old.input_file_id)
     with ExitStack() as stack, incoming_file(store.folder) as path:
         lines = _lines(stack, store.folder.file(source.id))
-        files = [_rows(stack, store, kind.field(old, "file_id")) for kind in kinds]
+        files = [_rows(stack, store, kind.field(old, "file_id")) for kind in selection.kinds]
         with path.open("wb") as out:
             num_bytes = sum(out.write(piece) for piece in selection.select(lines, files))
             out.flush()
@@ -80,13 +84,13 @@ def merge_retry(
     old = stored.batch
     files: list[File] = []
     changes: dict[str, Any] = {}
-    counts: dict[ResultKind, int] = {}
-    for kind in KINDS:
-        path = store.folder.work_path(batch.id) / f"merged-{kind.name}"
-        try:
-            counts[kind] = _write_merged(store, path, old, made, kind)
-        except (FileGone, FormatError):
-            return None
+    folder = store.folder.work_path(batch.id)
+    paths = {kind: folder / f"merged-{kind.name}" for kind in KINDS}
+    try:
+        counts = _write_merged(store, paths, old, made)
+    except (FileGone, FormatError):
+        return None
+    for kind, path in paths.items():
         changes |= kind.fields(file_id=None)
         if counts[kind]:
             file_id = result_file_id(batch.id, f"{kind.name} of {old.id}")
@@ -94,10 +98,7 @@ def merge_retry(
             path.rename(store.folder.file(file_id))
             files.append(result_file(old, kind, file_id, num_bytes))
             changes |= kind.fields(file_id=file_id)
-    num_rows = sum(counts.values())
-    completed = counts[OUTPUT]
-    final = replace(old.final or Progress(), completed=completed, failed=num_rows - completed)
-    changes |= {"final": final, "num_rows": max(num_rows, old.num_rows)}
+    changes |= merged_counts(old, counts[OUTPUT], counts[ERRORS])
     return MergedResults(files, old.id, changes)
 
 
@@ -118,24 +119,27 @@ def result_file(batch: Batch, kind: ResultKind, file_id: str, num_bytes: int) ->
 
 
 def _write_merged(
-    store: Store, path: Path, old: Batch, made: Mapping[ResultKind, File], kind: ResultKind
-) -> int:
-    """Write the newest rows of one kind and return their number."""
-    num_rows = 0
+    store: Store, paths: Mapping[ResultKind, Path], old: Batch, made: Mapping[ResultKind, File]
+) -> dict[ResultKind, int]:
+    """Write the newest rows of each kind and return their numbers."""
+    counts = dict.fromkeys(paths, 0)
     runs = [
         [file.id for file in made.values()],
         [each.field(old, "file_id") for each in KINDS],
     ]
-    with ExitStack() as stack, path.open("wb") as out:
+    with ExitStack() as stack:
+        outs = {kind: stack.enter_context(path.open("wb")) for kind, path in paths.items()}
         lines = _lines(stack, store.folder.file(old.input_file_id))
         rows = [[_rows(stack, store, each) for each in files] for files in runs]
         for _, row in rows_of_lines(lines, rows, are_requests=have_only_requests(old)):
-            if row and is_success(row) == (kind is OUTPUT):
-                out.write(row)
-                num_rows += 1
-        out.flush()
-        os.fsync(out.fileno())
-    return num_rows
+            if row:
+                kind = OUTPUT if is_success(row) else ERRORS
+                outs[kind].write(row)
+                counts[kind] += 1
+        for out in outs.values():
+            out.flush()
+            os.fsync(out.fileno())
+    return counts
 
 
 def _lines(stack: ExitStack, path: Path) -> Iterator[RawLine]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,14 +18,20 @@ from tests.handler.api.rig import answer_to, body_as_sent, refusal_in, request_o
 from tests.handler.finalize.rig import plenty
 from tests.handler.intake.rig import Cloud, line_of
 from tidemill.batch.model import Batch
+from tidemill.batch.object_keys import moved_outputs
 from tidemill.batch.parts import encode_part
 from tidemill.batch.states import Status
+from tidemill.handler.aws.queues import LAMBDA_SECONDS
+from tidemill.handler.control.advance import advance
+from tidemill.handler.deployment import Deployment
 from tidemill.handler.finalize import merge
 from tidemill.handler.finalize.finalize import finalize
 from tidemill.handler.finalize.result_files import record_file
 from tidemill.handler.lifecycle.cancel import cancel
+from tidemill.handler.lifecycle.erasure import request_erasure
 
 STATUSES = {"b": 500, "c": 400, "e": 500}
+RECIPE = b"params = {model = 'tidemill-demo'}\nprompt = 'Name {{ word }}'\nid = 'word'\n"
 LINES = b"".join(line_of(name) + b"\n" for name in "abcde")
 
 
@@ -96,6 +103,16 @@ def test_failed_requests_run_again_and_their_rows_are_merged(cloud: Cloud, clien
     assert [it["custom_id"] for it in in_bucket(cloud, "output/x.jsonl")] == [*"abd"]
     status, error = refusal_in(answer_to(request_of(f"/v1/batches/{old.id}/results")))
     assert (status, str(now.output_file_id) in error["message"]) == (410, True)
+    for view in (
+        "rows",
+        "first-rows",
+    ):  # rows from before the merge are not shown beside its counts
+        event = request_of(f"/dashboard/view/batches/{old.id}/{view}")
+        event["headers"]["accept-encoding"] = ""
+        shown = answer_to(event)
+        assert shown["statusCode"] == 200
+        assert 'class="part"' not in shown["body"]
+        assert (str(now.output_file_id) in shown["body"]) == (view == "rows")
     # The files before the merge keep their IDs and their rows.
     assert rows_in(cloud, old.output_file_id) == [("a", 200), ("d", 200)]
     # A retry of the retry retries the first batch, with the edits of both.
@@ -160,10 +177,7 @@ def test_requests_that_were_not_run_are_retried_too(cloud: Cloud) -> None:
 
 def test_a_table_is_written_again_with_the_retried_rows(cloud: Cloud) -> None:
     """The new prompt is that of the failed rows only; the table has all of them."""
-    cloud.put(
-        b"params = {model = 'tidemill-demo'}\nprompt = 'Name {{ word }}'\nid = 'word'\n",
-        "input/t.recipe.toml",
-    )
+    cloud.put(RECIPE, "input/t.recipe.toml")
     table = cloud.create(b"word\na\nb\nc\n", "input/t.csv")
     old = run_to_end(cloud, cloud.ingest(table), {"b": 500})
     made, batch = retry(cloud, old.id, prompt="Say {{ word }}", body={"temperature": 0})
@@ -179,6 +193,34 @@ def test_a_table_is_written_again_with_the_retried_rows(cloud: Cloud) -> None:
     assert header.startswith("word,text")
     assert [(row[0], "Say b" in row) for row in rows] == [("a", False), ("b", True), ("c", False)]
     assert made["tidemill"]["retry_of"] == old.id
+
+
+def test_an_erasure_takes_both_tables(cloud: Cloud) -> None:
+    """The first table and the merged one are files of the batch, also beside a newer upload's."""
+    cloud.put(RECIPE, "input/t.recipe.toml")
+    old, newer = (
+        run_to_end(cloud, cloud.ingest(cloud.create(b"word\na\nb\n", "input/t.csv")), {"b": 500})
+        for _ in range(2)
+    )
+    _, batch = retry(cloud, old.id)
+    run_to_end(cloud, batch, {})
+    now = cloud.batch(old.id)
+    assert now.table_file_id != old.table_file_id
+    files = [
+        cloud.run(cloud.deployment.files.get_file(str(each)))
+        for each in (old.table_file_id, now.table_file_id, newer.table_file_id)
+    ]
+    assert files[1] is not None
+    assert files[1].key == moved_outputs(old.outputs, old.tenant, old.id).table_key
+    settings = cloud.deployment.settings.model_copy(update={"erase_batches": True})
+    erasing = Deployment(settings)
+    cloud.run(request_erasure(erasing, now, int(time.time())))
+    left = [cloud.run(cloud.deployment.files.get_file(file.id)) for file in files if file]
+    assert [file is None for file in left] == [True, True, False]
+    later = partial(float, time.time() + LAMBDA_SECONDS + 60)
+    advance(cloud.aws, erasing, old.id, plenty, now=later)
+    assert cloud.run(cloud.deployment.bucket.head(files[1].key)) is None
+    assert cloud.run(cloud.deployment.bucket.head(str(old.outputs.table_key))) is not None
 
 
 def test_a_merge_that_dies_is_repeated(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
