@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -75,8 +76,8 @@ def compile_recipe(
     return parsed, template, list(schema.names if parsed.keep is None else parsed.keep)
 
 
-def with_calibration(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe with the content of the calibration file that it names.
+def with_calibration(recipe: Mapping[str, Any], folder: Path = Path()) -> dict[str, Any]:
+    """Return a recipe with the content of the calibration file in `folder` that it names.
 
     Raises TidemillError for an unsuitable file.
     """
@@ -85,7 +86,7 @@ def with_calibration(recipe: Mapping[str, Any]) -> dict[str, Any]:
     from tidemill.offline.files.calibration_file import saved_calibration  # late: few have one
 
     try:
-        saved = saved_calibration(recipe)
+        saved = saved_calibration(recipe, folder)
     except CliError as exc:
         raise TidemillError(str(exc)) from exc
     return {**recipe, "calibration": None if saved is None else saved.as_json()}

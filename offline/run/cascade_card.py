@@ -46,6 +46,17 @@ def _card(rows: Path) -> dict[str, Any]:
     return card
 
 
+def _seconds_by_cause(*cards: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the seconds of both runs by thread and cause."""
+    total: dict[str, dict[str, float]] = {}
+    for card in cards:
+        for thread, causes in (card.get("seconds_by_cause") or {}).items():
+            sums = total.setdefault(thread, {})
+            for cause, seconds in causes.items():
+                sums[cause] = sums.get(cause, 0.0) + seconds
+    return total
+
+
 def _card_of(
     options: RunOptions,
     selection: Selection,
@@ -77,6 +88,7 @@ def _card_of(
         "questions": outcomes.questions,
         "load_seconds": sum(each.get("load_seconds") or 0.0 for each in (first, second)),
         "seconds": round(seconds, 3),
+        "seconds_by_cause": _seconds_by_cause(first, second),
         "rows_per_second": round(total.rows / seconds, 3) if seconds else None,
         "completion_tokens_per_second": 0.0 if seconds else None,
         "cost": sum(cost) if options.price_per_hour is not None else None,

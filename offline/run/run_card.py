@@ -140,8 +140,8 @@ def as_markdown(card: Mapping[str, Any]) -> str:
     if card["errors"]:
         parts += ["\n## Errors\n"]
         parts += [f"- {kind['count']:,} × {kind['message']}" for kind in card["errors"]]
-    if card["seconds_by_cause"]:
-        parts += ["\n## Time\n", *_time_table(card["seconds_by_cause"])]
+    if causes := card.get("seconds_by_cause"):  # cards of earlier versions have none
+        parts += ["\n## Time\n", *_time_table(causes)]
     for name, title in (("prompt", "Prompt tokens"), ("completion", "Completion tokens")):
         if card["lengths"][name]:
             parts += [f"\n## {title}\n```", *_plot(card["lengths"][name]), "```"]

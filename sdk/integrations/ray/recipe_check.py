@@ -23,7 +23,9 @@ def checked_keys(file: str | Path | None, given: Mapping[str, Any], ds: Dataset)
     """Return the keys of a recipe for a dataset; raises TidemillError for an invalid recipe."""
     try:
         keys = {} if file is None else load_recipe(Path(file).read_text(encoding="utf-8"))
-        keys = with_calibration(overridden(keys, given))
+        # A file that a keyword names is not next to the recipe.
+        folder = Path() if file is None or "calibration" in given else Path(file).parent
+        keys = with_calibration(overridden(keys, given), folder)
         recipe = parse_recipe(keys)
         check_ids(recipe)
     except (OSError, UnicodeDecodeError) as exc:

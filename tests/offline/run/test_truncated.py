@@ -77,6 +77,9 @@ def test_a_run_of_complete_answers_does_not_mention_them(
     assert run("-i", write_input(LINES[0]), "-o", tmp_path / "rows.jsonl") == 0
     assert "cut off" not in capsys.readouterr().err
     assert "truncated" not in as_markdown(card_of(tmp_path))
+    earlier = dict(card_of(tmp_path))  # a card of an earlier version has no seconds by cause
+    del earlier["seconds_by_cause"]
+    assert "truncated" not in as_markdown(earlier)
     assert truncated_of(tmp_path) == 0
 
 
