@@ -10,6 +10,7 @@ from ..calibration.answers import CalibrationError, Options, priors_of
 from ..calibration.calibration import Calibration, Method, QuestionFit, QuestionMap
 from .errors import RecipeError
 from .questions import TableQuestion
+from .recipe_keys import CALIBRATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,7 @@ def plan_of(
     `saved` is the content of the file that the key `calibration` names.
     """
     if not questions:
-        names = ("calibrate", "prior", "gold", "calibration")
-        name = next((name for name in names if name in keys), names[-1])
+        name = next((name for name in CALIBRATION if name in keys), CALIBRATION[-1])
         raise RecipeError(f"`{name}` needs questions: add `ask`, or omit it")
     saved = saved or _saved(keys)
     gold = {} if gold_file is not None else _gold_columns(keys.get("gold"), questions)

@@ -8,6 +8,7 @@ from typing import Any
 from ..model import is_share
 from .errors import RecipeError
 from .questions import TableQuestion
+from .recipe_keys import CALIBRATION, CASCADE
 
 
 def cascade_of(
@@ -15,7 +16,7 @@ def cascade_of(
 ) -> dict[str, Any]:
     """Return the fields of a recipe about its second model; raises RecipeError."""
     if not may_escalate:
-        key = next(key for key in ("escalate", "escalate_below", "target_accuracy") if key in keys)
+        key = next(key for key in CASCADE if key in keys)
         raise RecipeError(
             f"`{key}` is not supported here, where one model runs: use `tidemill run`, or a "
             "deployment"
@@ -34,9 +35,7 @@ def cascade_of(
         raise RecipeError(
             "`escalate` needs `escalate_below`, a number above 0 and at most 1, such as 0.8"
         )
-    odd = next(
-        (name for name in ("calibrate", "prior", "gold", "calibration") if name in keys), None
-    )
+    odd = next((name for name in CALIBRATION if name in keys), None)
     check_cascade(questions, odd)
     return {"escalate": model, "escalate_below": float(below), "has_models": True}
 

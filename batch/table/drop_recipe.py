@@ -10,6 +10,7 @@ from ..calibration.answers import CalibrationError
 from ..object_keys import CALIBRATION_SUFFIX
 from .errors import RecipeError
 from .recipe import load_recipe
+from .recipe_keys import CALIBRATION
 
 MAX_BYTES: Final = 2**16
 """Limit of a recipe, and of the saved calibration that it names, without its report."""
@@ -17,7 +18,7 @@ MAX_BYTES: Final = 2**16
 MAX_CALIBRATION_BYTES: Final = 2**20
 _TEXTS: Final = (
     *("url", "prompt", "system", "id", "output", "vectors", "question_layout"),
-    *("calibrate", "prior", "gold", "calibration", "escalate"),
+    *(*CALIBRATION, "escalate"),
 )
 
 

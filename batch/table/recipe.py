@@ -33,6 +33,7 @@ from .questions import (
     checked_permutations,
     questions_of,
 )
+from .recipe_keys import CALIBRATION, CASCADE, QUESTIONS, RECIPE_KEYS, TEMPLATES
 
 if TYPE_CHECKING:
     from ..calibration.calibration import Calibration
@@ -43,23 +44,6 @@ TableFormat = Literal["parquet", "csv", "tsv", "jsonl", "arrow"]
 
 VectorType = Literal["float32", "float16", "int8"]
 """Element types of embeddings; `int8` is 127 times the value, rounded."""
-
-RECIPE_KEYS: Final = (
-    *("url", "prompt", "system", "id", "keep", "params", "output", "vectors", "confidence"),
-    *("ask", "questions", "labels", "question_layout", "permutations"),
-    *("calibrate", "prior", "gold", "calibration"),
-    *("escalate", "escalate_below"),
-    *(name for name in PROMPT_FIELDS if name != "prompt"),
-)
-"""Keys of a recipe: its own, and the body fields with templates."""
-
-TEMPLATES: Final = ("prompt", "messages", "input")
-QUESTIONS: Final = ("ask", "questions", "labels")
-"""Keys that are replaced together when flags override a file."""
-
-CALIBRATION: Final = ("calibrate", "prior", "gold", "calibration")
-CASCADE: Final = ("escalate", "escalate_below", "target_accuracy")
-"""Keys of a cascade; the last one is only a flag of `tidemill run`."""
 
 MAX_DEPTH: Final = 64
 """Nesting limit of a recipe's values; a JSON schema needs two or three levels per value."""
@@ -319,7 +303,7 @@ def _too_deep() -> RecipeError:
 
 def _check_keys(keys: Mapping[str, Any]) -> None:
     for key in keys:
-        if key not in {*RECIPE_KEYS, *CASCADE}:
+        if key not in RECIPE_KEYS and key not in CASCADE:
             hint = suggestion(key, RECIPE_KEYS) or (
                 "; put parameters of the request into `params`, and templates into "
                 f"{', '.join(PROMPT_FIELDS)}"

@@ -124,7 +124,8 @@ def recipe_of(arguments: argparse.Namespace, file: str) -> tuple[Recipe, dict[st
         )
     # Imported late: only tables need these.
     from tidemill.batch.table.errors import RecipeError
-    from tidemill.batch.table.recipe import CALIBRATION, load_recipe, overridden, parse_recipe
+    from tidemill.batch.table.recipe import load_recipe, overridden, parse_recipe
+    from tidemill.batch.table.recipe_keys import CALIBRATION
 
     try:
         keys: dict[str, Any] = {}

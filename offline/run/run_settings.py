@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any, Final
 
-from tidemill.batch.table.recipe import CALIBRATION, QUESTIONS
+from tidemill.batch.table.recipe_keys import CALIBRATION, QUESTIONS
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.storage.hub import local_source, snapshot_commit
 from tidemill.engine.storage.model_digest import sampled_digest

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from tidemill.batch.column_spelling import expression_of
-from tidemill.batch.table.recipe import RECIPE_KEYS
+from tidemill.batch.table.recipe_keys import RECIPE_KEYS
 from tidemill.offline.console.errors import CliError
 from tidemill.offline.engine.options import EngineOptions
 from tidemill.offline.extras import require_extras

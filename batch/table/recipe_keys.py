@@ -1,0 +1,26 @@
+"""Keys of a recipe, by subject."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tidemill.protocol.requests import PROMPT_FIELDS
+
+CALIBRATION: Final = ("calibrate", "prior", "gold", "calibration")
+"""Keys that calibrate answers."""
+
+RECIPE_KEYS: Final = (
+    *("url", "prompt", "system", "id", "keep", "params", "output", "vectors", "confidence"),
+    *("ask", "questions", "labels", "question_layout", "permutations"),
+    *CALIBRATION,
+    *("escalate", "escalate_below"),
+    *(name for name in PROMPT_FIELDS if name != "prompt"),
+)
+"""Keys of a recipe: its own, and the body fields with templates."""
+
+TEMPLATES: Final = ("prompt", "messages", "input")
+QUESTIONS: Final = ("ask", "questions", "labels")
+"""Keys that are replaced together when flags override a file."""
+
+CASCADE: Final = ("escalate", "escalate_below", "target_accuracy")
+"""Keys of a cascade; the last one is only a flag of `tidemill run`."""
