@@ -10,10 +10,9 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from .requests import PROMPT_FIELDS
+from .requests import PROMPT_FIELDS, PROMPT_NAMES
 
 PROMPTS = (*PROMPT_FIELDS, "file")
-_PROMPTS = frozenset(PROMPTS)
 _QUESTIONS = "questions"
 _GENERATING = frozenset({"messages", "prompt", "file", "file_url"})
 
@@ -30,7 +29,7 @@ def prompt_key(body: Mapping[str, Any]) -> bytes:
 
 def settings_key(body: Mapping[str, Any]) -> bytes:
     """Return JSON of everything in a body except its prompt, in the body's order."""
-    return to_json({name: value for name, value in body.items() if name not in _PROMPTS})
+    return to_json({name: value for name, value in body.items() if name not in PROMPT_NAMES})
 
 
 def is_determined(body: Mapping[str, Any]) -> bool:

@@ -59,6 +59,9 @@ PROMPT_FIELDS = (
 )
 """Body fields that contain the model's input, except audio."""
 
+PROMPT_NAMES = frozenset({*PROMPT_FIELDS, "file"})
+"""Body fields that contain the model's input."""
+
 # Fields of all endpoints with a list of about one sequence per item.
 _SEQUENCE_LISTS = (
     "prompt",
@@ -74,7 +77,6 @@ _SEQUENCE_LISTS = (
 
 _MAX_CACHED_CHARS = 256
 _cached_route = lru_cache(maxsize=64)(served_route)
-_PROMPT_NAMES = frozenset({*PROMPT_FIELDS, "file"})
 _TEXT_FIELDS = {"role", "content"}
 _OF_TEXTS = (ChatCompletionRequest, CompletionRequest, EmbeddingRequest)
 _MAX_FORMS, _MAX_FORM_BYTES, _MAX_TEXTS = 256, 2**15, 64
@@ -228,7 +230,7 @@ class RequestChecker:
 
 def _roles_of_texts(body: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the roles of a body's messages, or the field of its prompt; empty if not all texts."""
-    names = _PROMPT_NAMES.intersection(body)
+    names = PROMPT_NAMES.intersection(body)
     if len(names) != 1:
         return ()
     (name,) = names

@@ -33,7 +33,7 @@ from .confidence import AnswersConfidence, ConfidenceOf, ScoredAnswer
 from .endpoint import OutputDelta, Prepared, RequestMetadata, ResponseStream
 from .generation_requests import EndpointOptions, SequenceRequestBuilder
 from .logprob_bodies import LEAST_LOGPROB, TextOffsets, completion_logprobs, prompt_logprobs
-from .streaming import ChoiceDelta, ChoiceStreams, ChunkBuilder, whole_choice
+from .streaming import ChoiceDelta, ChoiceStreams, ChunkBuilder, StreamedConfidence, whole_choice
 
 _Prepared = Prepared[SequenceRequest, CompletionRequest]
 
@@ -217,7 +217,7 @@ class _ChoiceText:
         return completion_logprobs(rows, ids, offsets, self._tokenizer, as_ids=as_ids)
 
 
-class _CompletionStream:
+class _CompletionStream(StreamedConfidence):
     """A streamed text completion."""
 
     def __init__(
@@ -227,15 +227,10 @@ class _CompletionStream:
         chunks: ChunkBuilder,
         confidence_of: ConfidenceOf,
     ) -> None:
+        super().__init__(confidence_of)
         self._choices = choices
         self._texts = texts
         self._chunks = chunks
-        self._confidence_of = confidence_of
-        self._confidence: Sequence[Any] | None = None
-
-    def follow(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> None:
-        """Compute the confidence of the choices, which their last chunks contain."""
-        self._confidence = self._confidence_of(prepared, results).fields
 
     def add(
         self, place: int, delta: OutputDelta, result: SequenceResult | None
@@ -244,8 +239,7 @@ class _CompletionStream:
         chunks = []
         for choice_delta in self._choices.add(place, delta, result):
             choice = self._texts[choice_delta.place].body(choice_delta)
-            if choice_delta.finished is not None and self._confidence is not None:
-                choice["confidence"] = self._confidence[choice_delta.place]
+            choice |= self.confidence_field(choice_delta)
             if _has_content(choice):
                 chunks.append(self._chunks.choice_chunk(choice, self._choices))
         return chunks

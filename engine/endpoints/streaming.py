@@ -194,7 +194,27 @@ class ChunkBuilder:
 _OUTPUT_FIELDS = (*REASONING_FIELDS, "content", "tool_calls")
 
 
-class ChatStream:
+class StreamedConfidence:
+    """The confidence of a stream's choices, which their last chunks contain."""
+
+    def __init__(self, confidence_of: ConfidenceOf) -> None:
+        self._confidence_of = confidence_of
+        self._confidence: Sequence[Any] | None = None
+
+    def follow(
+        self, prepared: Prepared[SequenceRequest, Any], results: Sequence[SequenceResult]
+    ) -> None:
+        """Compute the confidence of the choices; see `FollowedStream`."""
+        self._confidence = self._confidence_of(prepared, results).fields
+
+    def confidence_field(self, choice_delta: ChoiceDelta) -> dict[str, Any]:
+        """Return the field of a choice's chunk; empty before the last one."""
+        if choice_delta.finished is None or self._confidence is None:
+            return {}
+        return {"confidence": self._confidence[choice_delta.place]}
+
+
+class ChatStream(StreamedConfidence):
     """A streamed chat completion."""
 
     def __init__(
@@ -207,9 +227,8 @@ class ChatStream:
         *,
         confidence_of: ConfidenceOf,
     ) -> None:
+        super().__init__(confidence_of)
         self._choices = choices
-        self._confidence_of = confidence_of
-        self._confidence: Sequence[Any] | None = None
         self._conversation = conversation
         self._prompt_ids = prompt_ids
         self._chunks = chunks
@@ -221,12 +240,6 @@ class ChatStream:
         self._may_be_silent = not isinstance(conversation.parser, PlainTextParser)
         self._num_thinking_tokens = 0
         self._has_prompt_fields = False
-
-    def follow(
-        self, prepared: Prepared[SequenceRequest, Any], results: Sequence[SequenceResult]
-    ) -> None:
-        """Compute the confidence of the choices, which their last chunks contain."""
-        self._confidence = self._confidence_of(prepared, results).fields
 
     def add(
         self, place: int, delta: OutputDelta, result: SequenceResult | None
@@ -293,9 +306,7 @@ class ChatStream:
         )
         if request.return_token_ids:
             shown["token_ids"] = choice_delta.token_ids
-        if finished is not None and self._confidence is not None:
-            shown["confidence"] = self._confidence[choice_delta.place]
-        return shown
+        return shown | self.confidence_field(choice_delta)
 
     def _delta(self, choice_delta: ChoiceDelta, pieces: Sequence[DeltaMessage]) -> dict[str, Any]:
         """Return new output as a delta; content is null in all deltas only if the answer has none.

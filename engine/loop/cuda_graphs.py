@@ -224,6 +224,18 @@ class CapturedSteps:
         """Return whether there is a graph of this kind."""
         return kind in self._captured
 
+    @property
+    def is_full(self) -> bool:
+        """Return whether a further graph should serve any step of its bucket."""
+        return len(self._captured) >= MOST_GRAPHS
+
+    def bucket(self, sizes: Sequence[int], least: int) -> int:
+        """Return the first of the ascending sizes that is large enough.
+
+        Before the first capture it is the largest: the memory pool then has room for all others.
+        """
+        return sizes[bisect_left(sizes, least) if self._captured else -1]
+
     def run(
         self, kind: Hashable, compute: Callable[[], Tensor], num_rows: int, kernels: Hashable
     ) -> Tensor:
@@ -327,8 +339,7 @@ class CudaGraphs:
         memory pool has room for every later graph.
         """
         num_tokens, num_pages = len(arrays["token_ids"]), len(arrays["pages"])
-        smallest = bisect_left(self._buckets, num_tokens)
-        bucket = self._buckets[smallest if self._graphs else -1]
+        bucket = self._graphs.bucket(self._buckets, num_tokens)
         filling = {
             "slots": self._attention.trash_slot,
             "query_starts": num_tokens,
@@ -373,7 +384,7 @@ class CudaGraphs:
             (num_tokens, launches, ANY_PROGRAMS),
             (num_tokens, launches, self._attention.programs),
         )
-        is_full = len(self._graphs) >= MOST_GRAPHS
+        is_full = self._graphs.is_full
         if for_any not in self._graphs:
             return (num_tokens, self._attention.all_launches, ANY_PROGRAMS) if is_full else for_any
         self._occurrences[own] += 1

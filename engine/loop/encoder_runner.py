@@ -6,7 +6,6 @@ so a graph, which includes pooling, depends on nothing but the step's arrays.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +27,7 @@ from ..model.encoders.forward import (
     wanted_by,
 )
 from ..model.encoders.loaded_encoder import LoadedEncoder, SharedPages
-from .cuda_graphs import MOST_GRAPHS, Capture, CapturedSteps, buckets
+from .cuda_graphs import Capture, CapturedSteps, buckets
 from .runner import Readout
 
 Arrays = dict[str, NDArray[Any]]
@@ -158,8 +157,7 @@ class EncoderGraphs:
 
         The first one has the largest bucket, so that the memory pool has room for later graphs.
         """
-        smallest = bisect_left(self._buckets, self._least_bucket(arrays))
-        bucket = self._buckets[smallest if self._graphs else -1]
+        bucket = self._graphs.bucket(self._buckets, self._least_bucket(arrays))
         num_rows = len(arrays["logit_rows"])
         filling = {
             "slots": self._backend.trash_slot,
@@ -176,7 +174,7 @@ class EncoderGraphs:
         step = batch.step
         self._attention.prepare(step)
         num_tokens, launches = step.num_tokens, self._backend.launches
-        if (num_tokens, launches) not in self._graphs and len(self._graphs) >= MOST_GRAPHS:
+        if self._graphs.is_full and (num_tokens, launches) not in self._graphs:
             launches = self._backend.all_launches
 
         def compute() -> Tensor:

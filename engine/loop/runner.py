@@ -160,6 +160,8 @@ class Runner:
         `groups` is the state in addition to the table's pages.
         """
         self._model = model
+        network = model.network  # decided once: the check of a protocol takes 35 µs
+        self._network_with_head = network if isinstance(network, NetworkWithHead) else None
         self._attention = attention
         self._graphs = graphs
         self._table = table
@@ -217,9 +219,9 @@ class Runner:
         if not are_known or self._ids.paged is not None:
             step = self._ids.fill_ids(step, are_known=are_known)
         self._attention.prepare(step)
-        network = self._model.network
-        if not isinstance(network, NetworkWithHead):
-            return StepLogits(network.forward(step, self._attention))
+        network = self._network_with_head
+        if network is None:
+            return StepLogits(self._model.network.forward(step, self._attention))
         if plan.is_scored.any() and self._model.has_head:
             hidden = network.hidden_states(step, self._attention)
             return StepLogits(hidden, network.compute_logits, self._exact(hidden))
@@ -228,8 +230,8 @@ class Runner:
 
     def _exact(self, hidden: Tensor) -> ExactLogits | None:
         """Return the function of the exact logits after hidden states, if the network has one."""
-        network = self._model.network
-        assert isinstance(network, NetworkWithHead)
+        network = self._network_with_head
+        assert network is not None
         return partial(network.compute_exact_logits, hidden) if network.has_exact_logits else None
 
     @torch.inference_mode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -16,7 +15,7 @@ from ..kernels.attention import AttentionBackendType, CapturableBackend
 from ..kernels.step import StaticArrays, Step
 from ..model.speech.runner import SpeechRunner, TextStep
 from ..model.speech.whisper import WhisperModel
-from .cuda_graphs import MOST_GRAPHS, Capture, CapturedSteps, buckets
+from .cuda_graphs import Capture, CapturedSteps, buckets
 
 # Tokens of the largest captured step of texts: those of new windows' prompts are among them.
 MOST_TOKENS = 1024
@@ -120,8 +119,7 @@ class GraphedSpeechRunner(SpeechRunner):
         if self._window_graphs.is_dropped:
             return super().encode(slots, features)
         count = len(slots)
-        smallest = bisect_left(self._window_buckets, count)
-        bucket = self._window_buckets[smallest if self._window_graphs else -1]
+        bucket = self._window_graphs.bucket(self._window_buckets, count)
         self._features[:count].copy_(self.on_device(features))
         total = bucket * self._sources
         starts, counts = np.zeros(bucket, np.int64), np.full(bucket, self._sources)
@@ -151,8 +149,7 @@ class GraphedSpeechRunner(SpeechRunner):
         is_captured = queries is None and num_tokens <= self._token_buckets[-1]
         if not is_captured or self._text_graphs.is_dropped:
             return super().decode(step, queries)
-        smallest = bisect_left(self._token_buckets, num_tokens)
-        bucket = self._token_buckets[smallest if self._text_graphs else -1]
+        bucket = self._text_graphs.bucket(self._token_buckets, num_tokens)
         arrays = self.arrays(self.texts, self.pages.of_text, step)
         packed = self._written.fill(arrays, step.num_single, bucket, bucket)
         looking = self.looking_step(step)
@@ -160,7 +157,7 @@ class GraphedSpeechRunner(SpeechRunner):
         self._seen.fill(arrays, num_tokens, bucket, bucket)
         texts, windows = self._written.backend, self._seen.backend
         launches = texts.launches, windows.launches
-        if (bucket, *launches) not in self._text_graphs and len(self._text_graphs) >= MOST_GRAPHS:
+        if self._text_graphs.is_full and (bucket, *launches) not in self._text_graphs:
             launches = texts.all_launches, windows.all_launches
 
         def compute() -> Tensor:
