@@ -215,7 +215,22 @@ def count_calls(cloud: Cloud) -> Iterator[Counter[str]]:
         each.unregister("before-call", unique_id="ways")
 
 
-class HeldEngine:
+class BenchEngine:
+    """An engine without weights."""
+
+    def info(self) -> EngineInfo:
+        """Return a model without weights."""
+        return EngineInfo(demo.NAME, None, "bench", "cpu", 0, _NUM_LINES)
+
+    def stats(self) -> EngineStats:
+        """Return zeros."""
+        return EngineStats(0, 0, 0.0, 0, 0, 0, 0)
+
+    def close(self) -> None:
+        """Release nothing."""
+
+
+class HeldEngine(BenchEngine):
     """Holds every reply until all lines wait, then records the way of the first line's row."""
 
     def __init__(self, recorder: Recorder, output: Path) -> None:
@@ -246,17 +261,6 @@ class HeldEngine:
                 await asyncio.sleep(0.001)
         self._recorder.is_on = False
 
-    def info(self) -> EngineInfo:
-        """Return a model without weights."""
-        return EngineInfo(demo.NAME, None, "bench", "cpu", 0, _NUM_LINES)
-
-    def stats(self) -> EngineStats:
-        """Return zeros."""
-        return EngineStats(0, 0, 0.0, 0, 0, 0, 0)
-
-    def close(self) -> None:
-        """Release nothing."""
-
 
 def record_row() -> Way:
     """Record one row of `tidemill run` while the other lines wait in the engine."""
@@ -271,7 +275,7 @@ def record_row() -> Way:
     return recorder.way("a row: engine to output")
 
 
-class PromptReply:
+class PromptReply(BenchEngine):
     """Replies to each chat at once with a completion that echoes its prompt."""
 
     async def respond(
@@ -283,17 +287,6 @@ class PromptReply:
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         answer = {"id": request_id, "created": created, "model": demo.NAME, "choices": [choice]}
         return Reply(200, answer, Usage(1, 0, 1))
-
-    def info(self) -> EngineInfo:
-        """Return a model without weights."""
-        return EngineInfo(demo.NAME, None, "bench", "cpu", 0, _NUM_LINES)
-
-    def stats(self) -> EngineStats:
-        """Return zeros."""
-        return EngineStats(0, 0, 0.0, 0, 0, 0, 0)
-
-    def close(self) -> None:
-        """Release nothing."""
 
 
 def record_csv() -> Way:

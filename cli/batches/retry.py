@@ -29,7 +29,7 @@ RETRY_OF = "retry_of"
 """Metadata key of the new batch, for the retried batch's ID."""
 
 _GONE = frozenset({404, 410})
-_NO_ROUTE = frozenset({404, 405, 410})
+_NO_ROUTE = _GONE | {405}
 _INVALID = frozenset({400, 413, 422})
 """Statuses of rows whose request would fail again unchanged."""
 
@@ -64,8 +64,8 @@ def create_on_server(
     except ServerRefused as exc:
         if exc.status not in _NO_ROUTE:
             raise
-        # A batch whose files were deleted is left to the other way: it names the files.
-        if exc.status not in _GONE - {404} and changes.keys() & {"body", "prompt"}:
+        # A batch whose files were deleted (410) is left to the other way: it names the files.
+        if exc.status != 410 and changes.keys() & {"body", "prompt"}:
             raise BadInput(
                 "this server cannot edit the requests of a retry: omit --body and --prompt"
             ) from exc

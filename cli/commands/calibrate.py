@@ -65,9 +65,8 @@ def command(arguments: argparse.Namespace) -> int:
         raise Refused(
             "no calibration: pass --gold, --calibrate batch with --prior, or --calibration"
         )
-    from tidemill.offline.files.calibrated_rows import (
-        is_rows_file,
-    )  # late: pydantic is slow to load
+    # Imported late: pydantic is slow to load.
+    from tidemill.offline.files.calibrated_rows import is_rows_file
 
     source = Path(arguments.output)
     if not (source.is_file() and is_rows_file(source)):

@@ -23,7 +23,6 @@ from ..aws.objects.upload_plan import cut_into_parts
 from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..errors import NotThere
-from ..inputs.request_lines import requests_of
 from ..lifecycle.batch_lock import RESERVE_SECONDS, BatchLock, Requeue
 from ..observability import logger
 
@@ -116,6 +115,8 @@ def _send(lock: BatchLock, conversion: Conversion) -> dict[int, str]:
 
 
 def _requests(lock: BatchLock, conversion: Conversion) -> Generator[bytes]:
+    from ..inputs.request_lines import requests_of  # late: most files need no conversion
+
     yield from requests_of(lock.aws, lock.deployment, replace(lock.batch, conversion=conversion))
 
 

@@ -39,7 +39,6 @@ from ..aws.objects.stream import CHUNK_BYTES
 from ..aws.queues import intake_message
 from ..aws.sync import Aws
 from ..deployment import Deployment
-from ..inputs.request_lines import retried_batch
 from ..lifecycle.announce import announce
 from ..lifecycle.batch_lock import LOCK_SECONDS, BatchLock, LockLost, Requeue
 from ..observability import logger
@@ -269,6 +268,8 @@ def _ensure_jsonl(lock: BatchLock, *, is_patient: bool) -> FileFormat:
 
 def _of_retry(lock: BatchLock, batch: Batch) -> tuple[FileFormat, TableRecipe | None]:
     """Return the format of the retried batch's input, and its recipe with the edited prompt."""
+    from ..inputs.request_lines import retried_batch  # late: most batches retry nothing
+
     conversion = retried_batch(lock.aws, lock.deployment, batch).conversion
     if conversion is None or conversion.recipe is None:
         return FileFormat() if conversion is None else conversion.form, None

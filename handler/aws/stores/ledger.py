@@ -7,7 +7,7 @@ is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tidemill.batch.model import Batch, Progress
@@ -52,10 +52,9 @@ class Ledger(Store):
         )
 
     def counts_of_end(
-        self, batch: Batch, done: Progress, uses: Iterable[ModelUse], month: str
+        self, batch: Batch, done: Progress, uses: Sequence[ModelUse], month: str
     ) -> list[dict[str, Any]]:
         """Return the writes that add an ended batch to its tenant's totals and to its month."""
-        uses = list(uses)
         total = self._adding(
             _total_key(batch.tenant),
             {
@@ -73,9 +72,10 @@ class Ledger(Store):
                 "cost": total_of(uses).cost,
             },
         )
-        months = [_adds_of(use) for use in uses]
-        keys = [_month_key(batch.tenant, month, use.model) for use in uses]
-        return [total, *map(self._adding, keys, months)]
+        months = (
+            self._adding(_month_key(batch.tenant, month, use.model), _adds_of(use)) for use in uses
+        )
+        return [total, *months]
 
     def list_month(self, tenant: str, month: str) -> Operation[list[ModelUse]]:
         """Return the use of the tenant's batches that ended in a month, by model."""
