@@ -106,7 +106,7 @@ def test_failed_requests_run_again_and_their_rows_are_merged(cloud: Cloud, clien
     for view in (
         "rows",
         "first-rows",
-    ):  # rows from before the merge are not shown beside its counts
+    ):  # rows from before the merge are not shown next to its counts
         event = request_of(f"/dashboard/view/batches/{old.id}/{view}")
         event["headers"]["accept-encoding"] = ""
         shown = answer_to(event)
@@ -196,7 +196,7 @@ def test_a_table_is_written_again_with_the_retried_rows(cloud: Cloud) -> None:
 
 
 def test_an_erasure_takes_both_tables(cloud: Cloud) -> None:
-    """The first table and the merged one are files of the batch, also beside a newer upload's."""
+    """The first table and the merged one are files of the batch, also next to a newer upload's."""
     cloud.put(RECIPE, "input/t.recipe.toml")
     old, newer = (
         run_to_end(cloud, cloud.ingest(cloud.create(b"word\na\nb\n", "input/t.csv")), {"b": 500})
