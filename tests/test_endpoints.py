@@ -1,4 +1,4 @@
-"""The tables of docs/reference/endpoints.md: each cell is tested on a model of its kind."""
+"""The tables of docs/reference/endpoints.md and endpoint_bodies.md: each cell is tested."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ from tidemill.protocol.routes import ENDPOINTS, find_route
 from tools.demo.train_reranker import assemble, base_path
 
 ROOT = Path(__file__).parents[1]
-TEXT = "".join(
-    (ROOT / name).read_text(encoding="utf-8")
-    for name in ("docs/reference/endpoints.md", "tests/endpoint_bodies.md")
-)
+PAGE = (ROOT / "docs/reference/endpoints.md").read_text(encoding="utf-8")
+TEXT = PAGE + (ROOT / "tests/endpoint_bodies.md").read_text(encoding="utf-8")
 NAME = "model"
 NOT_SERVED = "–"
 Load = Callable[[str], Served]
@@ -140,6 +138,13 @@ def test_every_cell_has_a_known_outcome() -> None:
     assert {cell.outcome for cell in cells()} == {"yes", "400", NOT_SERVED}
     assert {cell.url for cell in cells()} == set(ENDPOINTS)
     assert len(cells()) > 100
+
+
+def test_the_example_of_each_url_is_a_tested_body() -> None:
+    """The page has one body for each endpoint."""
+    examples = dict(re.findall(r"^\| `(/\S+)` \| `(\{.*\})` \|$", PAGE, re.MULTILINE))
+    assert examples.keys() == set(ENDPOINTS)
+    assert examples.items() <= {(cell.url, cell.body) for cell in cells()}
 
 
 def test_a_url_is_supported_if_one_of_its_bodies_is() -> None:
