@@ -26,7 +26,6 @@ from tidemill.engine.model.families.refused_types import (
     reason_refused,
 )
 from tidemill.engine.model.families.registry import FAMILIES
-from tidemill.engine.model.speech.loading import TITLE
 from tidemill.engine.model.speech.whisper_config import KIND
 from tidemill.engine.model.vision.preprocessor_config import supported_types
 from tidemill.engine.model.weights.quantised.quantization_config import supported_methods
@@ -44,17 +43,19 @@ These models support CUDA graphs, chunked prefill, prefix caching, tensor parall
 quantized formats: {methods}
 ([details](model-loading.md#quantization)). Images work with quantized weights if the vision encoder
 is not quantized. A config field that the engine does not know is ignored with a note if
-transformers never reads it; otherwise the model runs on its transformers class. These types cannot
-run there and are rejected instead:
-{only_own} and `…ForConditionalGeneration` below.
+transformers never reads it; otherwise the model runs on its transformers class.
+
+{only_own}
 
 `--tensor-parallel-size` must divide the query heads and the MLP, expert and recurrent columns;
 `tidemill models` lists the sizes up to 8. GPT-OSS in `mxfp4` supports 2; Gemma 4 26B-A4B and
 Falcon-H1 support none.
 
-| `model_type` | class in transformers | LoRA adapters | images |
-|---|---|---|---|
-{own}
+{with_adapters}
+
+{without_adapters}
+
+{with_images}
 
 Exceptions in these families:
 
@@ -63,8 +64,6 @@ Exceptions in these families:
 {left_out}
 
 ## Vectors, scores and recordings
-| `model_type` | class in transformers |
-|---|---|
 {encoders}
 
 Decoders published as embedding or reranking models work too
@@ -127,19 +126,29 @@ def page() -> str:
     """Return the page."""
     import transformers
 
+    kinds = sorted(FAMILIES)
+    composed = [it for it in kinds if FAMILIES[it].class_name.endswith("ForConditionalGeneration")]
     return PAGE.format(
         methods=_listed(supported_methods()),
-        own="\n".join(_own_rows()),
-        encoders="\n".join(_encoder_rows()),
+        with_adapters=_sentence(
+            "With LoRA adapters", (kind for kind in kinds if FAMILIES[kind].takes_adapters)
+        ),
+        without_adapters=_sentence(
+            "Without adapters", (kind for kind in kinds if not FAMILIES[kind].takes_adapters)
+        ),
+        with_images=_sentence("Of these with images", filter(_takes_images, kinds)),
+        encoders=_sentence(f"For recordings `{KIND}`; for vectors and scores", sorted(ENCODERS)),
         codes=CODES,
         joint=JOINT,
         laya=LAYA,
         julia=JULIA,
         liquid=LIQUID,
         version=".".join(transformers.__version__.split(".")[:2]),
-        others=fill(_listed(tried_types()), 100, break_on_hyphens=False),
+        others=_sentence("Tried", tried_types()),
         refused="\n".join(f"| {why} | {_listed(kinds)} |" for why, kinds in REFUSED_TYPES.items()),
-        only_own=" and ".join(_listed(ONLY_OWN_TYPES).rsplit(", ", 1)),
+        only_own=_sentence(
+            "With such a field, these are rejected", sorted({*ONLY_OWN_TYPES, *composed})
+        ),
         left_out="\n".join(_left_out_rows()),
         tool_calls="\n".join(_sign_rows(TOOL_CALL_SIGNS)),
         reasoning="\n".join(_sign_rows(REASONING_SIGNS)),
@@ -158,13 +167,10 @@ def tried_types() -> list[str]:
     )
 
 
-def _own_rows() -> Iterable[str]:
+def _takes_images(kind: str) -> bool:
     seeing = {TEXT_OF_KIND.get(kind, kind) for kind in supported_types()}
     seeing.add("ministral3")  # the text of newer models of `mistral3`
-    for kind in sorted(FAMILIES):
-        sees = kind in seeing or kind.removesuffix("_text") in seeing
-        adapters, images = (" yes " if it else " " for it in (FAMILIES[kind].takes_adapters, sees))
-        yield f"| `{kind}` | `{FAMILIES[kind].class_name}` |{adapters}|{images}|"
+    return kind in seeing or kind.removesuffix("_text") in seeing
 
 
 def _left_out_rows() -> Iterable[str]:
@@ -174,15 +180,13 @@ def _left_out_rows() -> Iterable[str]:
         yield f"| `{kind}` | {models} | {setting} | {instead} |"
 
 
-def _encoder_rows() -> Iterable[str]:
-    for kind in sorted(ENCODERS):
-        yield f"| `{kind}` | `{ENCODERS[kind].class_name}` |"
-    yield f"| `{KIND}` (recordings) | `{TITLE}` |"
-
-
 def _sign_rows(signs: Iterable[tuple[str, str]]) -> Iterable[str]:
     for sign, parser in signs:
         yield f"| `{sign.replace('|', chr(92) + '|')}` | `{parser}` |"
+
+
+def _sentence(title: str, names: Iterable[str]) -> str:
+    return fill(f"{title}: {_listed(names)}.", 100, break_on_hyphens=False)
 
 
 def _listed(names: Iterable[str]) -> str:
