@@ -128,7 +128,9 @@ def _parts(
 ) -> Iterator[str]:
     """Yield the arguments that only this command has, then links to the rest."""
     unnamed: list[Row] = []
-    named, also = [], []
+    named: list[str] = []
+    also: dict[str, list[str]] = {}
+    grouped = {row: title for it, title in shared.items() for row in it.rows}
     linked = [each for each in command.groups if each in shared and each not in companions]
     for group in command.groups:
         if group in shared:
@@ -137,12 +139,13 @@ def _parts(
         if whole is not None:
             linked.append(whole)
         elsewhere = {*(whole.rows if whole else ())}
-        own = [row for row in group.rows if row not in common | elsewhere]
-        also += [
-            row.names.split(" ")[0].rstrip("`,") + "`"
-            for row in group.rows
-            if row in common and row not in elsewhere
-        ]
+        places = dict(grouped) if group.title in _UNNAMED else {}
+        places |= dict.fromkeys(common, "common flags")
+        own = [row for row in group.rows if row not in places.keys() | elsewhere]
+        for row in group.rows:
+            place = places.get(row)
+            if place and row not in elsewhere:
+                also.setdefault(place, []).append(row.names.split(" ")[0].rstrip("`,") + "`")
         if group.title in _UNNAMED:
             unnamed += own
         elif own:
@@ -151,8 +154,7 @@ def _parts(
         yield _list(unnamed)
     yield from named
     links = [_link(shared[each]) for each in linked]
-    if also:
-        links.append(f"[common flags](#common-flags) {', '.join(also)}")
+    links += [f"{_link(place)} {', '.join(names)}" for place, names in also.items()]
     if links:
         yield f"Also: {'; '.join(links)}.\n"
 
