@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ..api.client import Client
     from ..api.objects import Batch
 
-ID_HELP = "name a batch by its ID, the first characters of the ID, or @last"
+ID_HELP = "give a batch's ID or its beginning, or @last"
 
 _LAST = "@last"
 _NOT_FOUND = 404

@@ -16,7 +16,7 @@ from tidemill.offline.extras import require_extras
 
 _DESCRIPTION = """\
 Calibrate the probabilities in the output of `tidemill run --ask`, or in rows of decision requests,
-without the model. The raw probabilities stay in the output, so that it can be calibrated again.
+without the model. The output can be calibrated again.
 """
 _EPILOG = """\
 examples:

@@ -19,8 +19,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "cancel",
         is_destructive=True,
         help="cancel a batch",
-        description="Cancel a batch. Rows that have finished by then can be fetched with "
-        "`tidemill results ID`.",
+        description="Cancel a batch. `tidemill results ID` fetches the rows that have finished.",
         epilog=EXIT_STATUSES + "  with --wait, the exit status of a cancelled batch is 0 here",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -22,11 +22,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "drop",
         help="upload a file to the bucket, optionally waiting for its batch",
-        description="Check a file as the server will, and upload it to a deployment's bucket under "
-        "input/, with AWS credentials that allow writing there. The file is JSONL, a JSON array of "
-        "requests, either of them compressed with gzip, or a table, whose recipe is stored next to "
-        "it. Its URL is printed on standard output. With --wait, the command waits for the report "
-        "NAME.batch.json under output/, and fetches the rows or the table of results.",
+        description="Check a file as the server will, and upload it to a deployment's bucket "
+        "under input/, with AWS credentials. A table's recipe is stored next to "
+        "it. The file's URL is printed on standard output. With --wait, the "
+        "command waits for the report under output/, and fetches the rows or the "
+        "table of results.",
         epilog="The running batch of a file with the same name is cancelled.\n\n" + EXIT_STATUSES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

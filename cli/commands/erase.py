@@ -18,9 +18,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "erase",
         is_destructive=True,
         help="permanently erase an ended batch with its input and its results",
-        description="Permanently erase a batch that has ended: its input, results, rows and "
-        "options. Only its ID, times and counts remain. The deployment must allow it "
-        "(erase_batches).",
+        description="Permanently erase an ended batch: its input, results, rows and options. "
+        "The deployment must allow it (erase_batches).",
         allow_abbrev=False,
     )
     parser.add_argument("id", metavar="ID", help="give the full ID of the batch")

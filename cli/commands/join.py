@@ -13,9 +13,8 @@ from tidemill.offline.console.terminal import amount, log
 
 _DESCRIPTION = """\
 Join the rows of `tidemill run --shard I/N -o OUTPUT` in OUTPUT: OUTPUT.1-of-N first, then
-OUTPUT.2-of-N, and so on. Nothing is written unless all shards exist and have finished, that is,
-have written OUTPUT.I-of-N.done. With -i, the rows are compared with the lines of the whole input
-instead.
+OUTPUT.2-of-N, and so on. Nothing is written unless all shards have finished, that is, have
+written OUTPUT.I-of-N.done. With -i, the rows are compared with the lines of the input instead.
 """
 _EPILOG = """\
 examples:

@@ -25,8 +25,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "keys",
         help="create, list and revoke API keys",
-        description="Create, list and revoke API keys of a deployment, with AWS credentials that "
-        "allow writing to its table.",
+        description="Create, list and revoke API keys of a deployment, with AWS credentials.",
         allow_abbrev=False,
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)

@@ -46,8 +46,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "launcher",
         help="start workers on Kubernetes while there are open batches",
-        description="Poll a deployment's open batches every few seconds, and start the missing "
-        "worker Jobs on Kubernetes.",
+        description="Poll a deployment's open batches, and start the missing worker Jobs on "
+        "Kubernetes.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

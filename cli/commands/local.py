@@ -52,8 +52,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "local",
         help="run the whole cloud on this machine",
-        description="Deploy the real stacks to an AWS emulator on this machine and run workers "
-        "next to it. Needs a checkout of the repository, in which `make demo` has run.",
+        description="Deploy the real stacks to an AWS emulator on this machine and run "
+        "workers. Needs a checkout in which `make demo` has run.",
         allow_abbrev=False,
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)

@@ -23,9 +23,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "results",
         help="fetch the rows of a batch",
-        description="Fetch the rows of a batch that has ended. If its input was a table, the table "
-        "of results is fetched, too (`-o x.parquet` fetches only the table). `-o -` prints the "
-        "rows. --follow prints all rows as they finish, roughly in the order of their lines; "
+        description="Fetch the rows of a batch that has ended, and the table of results if "
+        "its input was a table (`-o x.parquet` fetches only the table). `-o -` "
+        "prints the rows. --follow prints rows as they finish, roughly in order; "
         "`line` contains the line number.",
         epilog=EXIT_STATUSES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -18,8 +18,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "resume",
         help="wait for a batch and fetch its rows",
-        description="Wait until a batch has ended and fetch its rows, as `submit --wait` does. "
-        "An interrupted download is resumed.",
+        description="Wait until a batch has ended and fetch its rows. An interrupted "
+        "download is resumed.",
         epilog=EXIT_STATUSES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -56,7 +56,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add(
         "id",
         metavar="ID|ROWS",
-        help="name a batch by its ID, the first characters of the ID, or @last; or a file of rows",
+        help="give a batch's ID or its beginning, @last, or a file of rows",
     )
     add("-i", "--input-file", metavar="FILE", help="read the requests of ROWS from here")
     add("--wait", action="store_true", help="wait until the batch has ended, then fetch its rows")

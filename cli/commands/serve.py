@@ -165,8 +165,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         nargs="+",
         dest="api_keys",
         metavar="KEY",
-        help="require one of these keys (default: the space-separated keys in "
-        f"{_KEYS}, which other users cannot see in the process list)",
+        help=")",
     )
     add(
         "--allowed-origins",

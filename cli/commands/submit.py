@@ -20,8 +20,7 @@ from ..batches.table_targets import name_fetched_rows
 
 _DESCRIPTION = """\
 Check a file as the server will, upload it and create a batch. Only the batch's ID is printed on
-standard output. Without --wait, the command exits after creating the batch, and prints how to
-continue; with --wait, it waits until the batch has ended and fetches its rows.
+standard output. With --wait, the command waits until the batch has ended and fetches its rows.
 """
 _EPILOG = f"""\
 Run the same command again to resume an upload that the network or a kill interrupted. While

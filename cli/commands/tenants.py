@@ -32,8 +32,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "tenants",
         help="set and show the limits and webhooks of tenants",
-        description="Set and show the limits of an API tenant and its webhook for ended batches, "
-        "with AWS credentials that allow writing to the deployment's table.",
+        description="Set and show the limits of an API tenant and its webhook for ended "
+        "batches, with AWS credentials.",
         allow_abbrev=False,
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)

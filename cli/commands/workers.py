@@ -43,9 +43,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "workers",
         help="show, stop and resume the workers of a deployment",
-        description="Show the workers of a deployment's models and the state of their circuit "
-        "breakers, stop workers, and resume starting them. Needs AWS credentials for the "
-        "deployment.",
+        description="Show the workers of a deployment's models and their circuit breakers, "
+        "stop workers, and resume starting them. Needs AWS credentials.",
         allow_abbrev=False,
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)

@@ -21,28 +21,28 @@ def add_calibration_flags(group: _Group) -> None:
     add(
         "--calibrate",
         choices=METHODS,
-        help="calibrate the answers to questions: batch (needs --prior, but no gold answers), "
-        "platt or isotonic (need --gold; default with --gold: platt)",
+        help="calibrate answers: batch (needs --prior), platt or isotonic (need "
+        "--gold; default with --gold: platt)",
     )
     add(
         "--prior",
         action="append",
         metavar="PRIOR",
-        help="with --calibrate batch: state the expected share of yes (0.3), of each option "
-        "(a=0.5,b=0.3,c=0.2), or even; for one of several questions: 'QUESTION: PRIOR'",
+        help="with --calibrate batch: state the expected share of yes (0.3), of each "
+        "option (a=0.5,b=0.3,c=0.2), or even; for one question 'QUESTION: PRIOR'",
     )
     add(
         "--gold",
         action="append",
         metavar="COLUMN",
-        help="fit on the correct answers in this column, which the model does not see (for one of "
-        "several questions: QUESTION=COLUMN), or in this table with the --id and a column per "
+        help="fit on the correct answers in this column (for one question "
+        "QUESTION=COLUMN), or in this table with the --id and a column per "
         "question",
     )
     add(
         "--calibration",
         metavar="FILE",
-        help="apply the .calibration.json of an earlier output of the same model and questions",
+        help="apply the .calibration.json of an earlier output",
     )
 
 
