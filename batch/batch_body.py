@@ -99,6 +99,21 @@ class BatchOptions(BaseModel):
             json_schema_extra={"exclusiveMinimum": 0, "maximum": 1},
         ),
     ] = None
+    escalate_by: Annotated[
+        str | None,
+        Field(
+            description="`chat` lets the second model generate its answers, after any reasoning.",
+            json_schema_extra={"enum": ["decision", "chat"]},
+        ),
+    ] = None
+    target_accuracy: Annotated[
+        float | None,
+        Field(
+            description="Escalate below the confidence from which answers to the recipe's gold "
+            "rows reach this accuracy.",
+            json_schema_extra={"exclusiveMinimum": 0, "maximum": 1},
+        ),
+    ] = None
     recipe: Annotated[
         dict[str, Any] | None,
         Field(

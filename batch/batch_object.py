@@ -103,6 +103,19 @@ class UnknownParameterObject(BaseModel):
     suggestion: str | None
 
 
+class ThresholdObject(BaseModel):
+    """A threshold learnt from gold rows: how many there are, and how many the first model keeps.
+
+    `accuracy` is that of the accepted rows; `checked_accuracy` that of rows which did not choose
+    the threshold. Both are null without accepted rows: then all rows are escalated.
+    """
+
+    gold_rows: int
+    accepted_gold_rows: int
+    accuracy: float | None
+    checked_accuracy: float | None
+
+
 class TidemillObject(BaseModel):
     """Tidemill's fields of a Batch, in addition to OpenAI's.
 
@@ -113,7 +126,8 @@ class TidemillObject(BaseModel):
     `audio_seconds` is the length of the transcribed audio.
     `reused_rows` are completed rows that an earlier batch computed: `usage` excludes their
     tokens. `truncated_rows` are completed rows whose answer reached its token limit.
-    `escalated_rows` are left to the model `escalate`, or answered by it.
+    `escalated_rows` are left to the model `escalate`, or answered by it: the rows whose confidence
+    is lower than `escalate_below`, which may be learnt as `learnt_threshold` describes.
     `table_url` is the URL of the output table if the input is a table, and `table_file_id`
     its file ID. `questions` are the distributions of the answers in it.
     `unknown_parameters` lists the most frequent ones, which are ignored.
@@ -138,6 +152,8 @@ class TidemillObject(BaseModel):
     truncated_rows: int
     escalate: str | None
     escalated_rows: int
+    escalate_below: float | None
+    learnt_threshold: ThresholdObject | None
     unknown_parameters: list[UnknownParameterObject]
     table_file_id: str | None
     table_url: str | None
@@ -296,8 +312,7 @@ def _tidemill_object(
         audio_seconds=round(done.audio_seconds, 3),
         reused_rows=done.reused,
         truncated_rows=done.truncated,
-        escalate=None if batch.escalation is None else batch.escalation.name,
-        escalated_rows=done.escalated,
+        **_escalation_fields(batch, done),
         unknown_parameters=[_unknown(each) for each in batch.unknown_parameters[:max_errors]],
         table_file_id=batch.table_file_id,
         table_url=_table_url(batch),
@@ -321,6 +336,24 @@ def _tidemill_object(
         retried_by=batch.retried_by,
         merge=batch.merge,
     )
+
+
+def _escalation_fields(batch: Batch, done: Progress) -> dict[str, Any]:
+    """Return the fields about a second model; while its threshold is unknown, it has no rows."""
+    found, learnt = batch.escalation, None
+    if found is not None and found.learnt is not None:
+        learnt = ThresholdObject(
+            gold_rows=found.learnt.num_rows,
+            accepted_gold_rows=found.learnt.num_accepted,
+            accuracy=found.learnt.accuracy,
+            checked_accuracy=found.learnt.checked_accuracy,
+        )
+    return {
+        "escalate": None if found is None else found.name,
+        "escalated_rows": 0 if batch.awaits_threshold else done.escalated,
+        "escalate_below": None if found is None else found.threshold,
+        "learnt_threshold": learnt,
+    }
 
 
 def _mean_rates(batch: Batch, done: Progress, seconds: int) -> Rates:

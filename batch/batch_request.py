@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from email.errors import MessageError
 from email.header import decode_header, make_header
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, get_args
 from urllib.parse import urlsplit
 
 from tidemill.net.public_addresses import is_internal_host
@@ -24,6 +24,7 @@ from tidemill.protocol.errors import RequestError
 from tidemill.protocol.routes import ENDPOINTS, known_route
 
 from .errors import InvalidOption, KeyReused, excerpt
+from .escalation import EscalateBy
 from .model import Batch, OnInvalidLine, Options, is_share
 from .object_keys import MAX_KEY_BYTES
 
@@ -63,14 +64,14 @@ _MAX_NAME_BYTES = len(S3) + 63 + 1 + MAX_KEY_BYTES  # 63 for the bucket's name
 _MAX_COST = 10**9
 _URL_CHARS = re.compile(r"[!-\[\]-~]+", re.ASCII)  # printable, no space and no backslash
 _URLS = ("output_url", "error_url", "webhook_url")
-_NUMBERS = ("max_cost", "escalate_below")
+_NUMBERS = ("max_cost", "escalate_below", "target_accuracy")
 _NAMES = (
     "completion_window",
     *_URLS,
     "on_invalid_line",
     *_NUMBERS,
     "strict_parameters",
-    "escalate",
+    *("escalate", "escalate_by"),
 )
 _BOOLEANS: Mapping[str, bool] = MappingProxyType({"true": True, "false": False})
 
@@ -236,18 +237,24 @@ def _check(requested: Mapping[str, Any], names: Mapping[str, str], metadata: obj
 
 
 def _check_escalation(requested: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    model, below = requested["escalate"], requested["escalate_below"]
-    param = names["escalate"]
-    if model is None and below is None:
+    model, target = requested["escalate"], requested["target_accuracy"]
+    field = "escalate_below" if target is None else "target_accuracy"
+    share, param, by = requested[field], names["escalate"], requested["escalate_by"]
+    if model is None and share is None and by is None:
         return {}
     if not (isinstance(model, str) and model):
         words = f"`{param}` must be the name of the model that decides escalated rows."
         raise InvalidOption(words, param=param)
-    if not is_share(below):
-        param = names["escalate_below"]
-        words = f"`{param}` must be above 0 and at most 1 for `{names['escalate']}`"
-        raise InvalidOption(f"{words}; got {excerpt(below)}.", param=param)
-    return {"escalate": model, "escalate_below": float(below)}
+    if field == "target_accuracy" and requested["escalate_below"] is not None:
+        words = f"`{names['escalate_below']}` and `{names[field]}` cannot be combined: omit one."
+        raise InvalidOption(words, param=names[field])
+    if not is_share(share):
+        words = f"`{names[field]}` must be above 0 and at most 1 for `{param}`"
+        raise InvalidOption(f"{words}; got {excerpt(share)}.", param=names[field])
+    if by not in {None, *get_args(EscalateBy)}:
+        words = f'`{names["escalate_by"]}` must be "decision" or "chat"; got {excerpt(by)}.'
+        raise InvalidOption(words, param=names["escalate_by"])
+    return {"escalate": model, field: float(share), "escalate_by": by or "decision"}
 
 
 def _check_cost(value: Any, param: str) -> float | None:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Literal, TypeGuard
 
+from .escalation import EscalateBy, Escalation
 from .file.expected_tokens import NO_TOKENS, ExpectedTokens
 from .file.formats import FileFormat
 from .file.throughput import Rates
@@ -54,7 +55,8 @@ class Options:
     With `strict_parameters` a file with unknown parameters is rejected. `recipe` has the keys of a
     table's recipe from the user metadata of an upload, as text; `table_recipe` has those of an API
     request, as JSON. The model `escalate` answers rows with an answer whose confidence is lower
-    than `escalate_below`.
+    than `escalate_below`, or than the threshold that gives the others `target_accuracy`, in the way
+    `escalate_by`.
     """
 
     completion_window: str = "24h"
@@ -70,23 +72,13 @@ class Options:
     table_recipe: str | None = None
     escalate: str | None = None
     escalate_below: float | None = None
+    target_accuracy: float | None = None
+    escalate_by: EscalateBy = "decision"
 
 
 def is_share(value: object) -> TypeGuard[float]:
     """Return whether a value is a number above 0 and at most 1."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
-
-
-@dataclass(frozen=True, slots=True)
-class Escalation:
-    """The second model of a batch: it answers the rows whose confidence is lower than `below`.
-
-    `name` is its name in requests, `model` the model whose workers run them.
-    """
-
-    name: str
-    model: str
-    below: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +330,11 @@ class Batch:
         if is_escalated and self.escalation is not None:
             return self.escalation.model
         return self.model or ""
+
+    @property
+    def awaits_threshold(self) -> bool:
+        """Return whether its first model must answer all rows before any is escalated."""
+        return self.escalation is not None and self.escalation.is_waiting
 
     @property
     def is_terminal(self) -> bool:

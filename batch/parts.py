@@ -7,7 +7,7 @@ overlap if an owner wrote after losing its lease; the first one in key order cou
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass
 from typing import Annotated, Literal, NamedTuple
 
@@ -237,16 +237,37 @@ class PartIndex:
 
     def add_drafts(self, drafts: PartIndex) -> None:
         """Add the drafts of the lines without a row; their tokens are counted as drafts' tokens."""
-        for key, place in drafts._places.values():
-            self.add(key, [place._replace(usage=Usage())])
+        for key, places in drafts.places().items():
+            self.add(key, [place._replace(usage=Usage()) for place in places])
+
+    def merge(self, other: PartIndex) -> None:
+        """Add the rows of another index."""
+        for key, places in other.places().items():
+            self.add(key, places)
+
+    def places(self, lines: Collection[int] | None = None) -> dict[str, list[RowPlace]]:
+        """Return the places of these lines' rows, or of all rows, by part."""
+        places: dict[str, list[RowPlace]] = defaultdict(list)
+        for line, (key, place) in self._places.items():
+            if lines is None or line in lines:
+                places[key].append(place)
+        return places
+
+    def split(self, lines: Collection[int]) -> tuple[PartIndex, PartIndex]:
+        """Return the index of these lines' rows, and that of the others."""
+        both = PartIndex(), PartIndex()
+        for line, (key, place) in self._places.items():
+            both[line not in lines].add(key, [place])
+        return both
 
     def computed(self) -> dict[str, list[RowPlace]]:
         """Return the places of successes that this shard computed, by part."""
-        places: dict[str, list[RowPlace]] = defaultdict(list)
-        for key, place in self._places.values():
-            if place.is_success and not place.is_reused:
-                places[key].append(place)
-        return places
+        own = {
+            line
+            for line, (_, place) in self._places.items()
+            if place.is_success and not place.is_reused
+        }
+        return self.places(own)
 
     def seal(self, segment_bytes: int = SEGMENT_BYTES) -> Seal:
         """Return the segments of all rows, of about `segment_bytes` each except the last.

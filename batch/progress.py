@@ -45,6 +45,11 @@ class ShardProgress:
         """Return the shards whose lease a worker holds."""
         return [shard for shard in self.live if shard.is_leased(now)]
 
+    def are_decided(self, num_shards: int) -> bool:
+        """Return whether the first model of a cascade has nothing left to do in its shards."""
+        decided = sum(shard.is_escalated or shard.is_given_up for shard in self.live)
+        return self.num_done + decided >= num_shards
+
     def failing(self, now: float, max_attempts: int) -> list[LiveShard]:
         """Return the shards that were given up, or have no owner after this number of claims."""
         return [

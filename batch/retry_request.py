@@ -20,7 +20,7 @@ from .model import Batch, Options, Retry
 RETRY_OF: Final = "retry_of"
 """Metadata key of a retry, for the retried batch's ID."""
 
-_INHERITED: Final = ("completion_window", "webhook_url", "max_cost", "escalate", "escalate_below")
+_INHERITED: Final = ("completion_window", "webhook_url", "max_cost")
 _MAX_EDIT_BYTES: Final = 2**16
 
 
@@ -61,7 +61,7 @@ def parse_retry(batch: Batch, request: RetryRequest, earlier: Retry | None = Non
     The edits are added to those of an `earlier` retry.
     """
     old, given = batch.options, request.fields()
-    fields = {name: getattr(old, name) for name in _INHERITED}
+    fields = {name: getattr(old, name) for name in _INHERITED} | _escalation_of(batch, given)
     fields |= {name: value for name, value in given.items() if value is not None}
     fields["metadata"] = {**old.metadata, **(request.metadata or {})}
     if len(fields["metadata"]) < MAX_METADATA_PAIRS or RETRY_OF in fields["metadata"]:
@@ -84,6 +84,22 @@ def parse_retry(batch: Batch, request: RetryRequest, earlier: Retry | None = Non
         else _text("prompt", _encoded(request.prompt)),
     )
     return RetryParams(retry, options)
+
+
+def _escalation_of(batch: Batch, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the second model of a retried batch, with its threshold unless another is given."""
+    found = batch.escalation
+    if given.get("target_accuracy") is not None:
+        words = "`target_accuracy` is not supported in a retry: pass `escalate_below`."
+        raise InvalidOption(words, param="target_accuracy")
+    if found is None:
+        return {}
+    if found.is_waiting and given.get("escalate_below") is None:
+        words = "The batch ended before its threshold was learnt: pass `escalate_below`."
+        raise InvalidOption(words, param="escalate_below")
+    # Without a threshold that reaches the target, all rows are escalated.
+    below = found.threshold or 1.0
+    return {"escalate": found.name, "escalate_below": below, "escalate_by": found.by}
 
 
 def _encoded(prompt: str) -> bytes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from ..escalation import Threshold
 
 _NUM_FOLDS = 5
 _MIN_ACCEPTED = 10
@@ -17,23 +18,6 @@ class GoldRow(NamedTuple):
     confidence: float
     num_right: int
     num_gold: int
-
-
-@dataclass(frozen=True, slots=True)
-class Threshold:
-    """The lowest confidence from which the answers of gold rows reach a target accuracy.
-
-    `value` is None if no threshold that accepts ten rows reaches it. `num_accepted` of `num_rows`
-    gold rows have at least this confidence, and `accuracy` is that of their answers.
-    `checked_accuracy` is measured on rows that did not choose the threshold: each fifth is checked
-    with the threshold of the others. An accuracy is None without accepted rows.
-    """
-
-    value: float | None
-    num_rows: int
-    num_accepted: int
-    accuracy: float | None
-    checked_accuracy: float | None
 
 
 def find_threshold(rows: Sequence[GoldRow], target: float) -> Threshold:

@@ -38,6 +38,10 @@ class DecidedRow:
         each = answers.values() if isinstance(answers, Mapping) else answers
         return min(map(_confidence, each), default=0.0)
 
+    def is_sure(self, threshold: float | None) -> bool:
+        """Return whether a second model with this threshold does not decide the row again."""
+        return self.body is not None and threshold is not None and self.confidence >= threshold
+
     def with_model(self, model: str) -> Self:
         """Return the row with the name of the model that answered it."""
         if self.body is None or self.body.get("model") == model:
@@ -45,6 +49,11 @@ class DecidedRow:
         row = from_json(self.data)
         row["response"]["body"]["model"] = model
         return type(self).parse(escape_separators(to_json(row, inf_nan_mode="null")) + b"\n")
+
+    def of_line(self, escalated: RawLine, original: RawLine) -> Self:
+        """Return the row of an escalated line with the IDs of the original one."""
+        data = self.data.replace(escalated.digest.encode(), original.digest.encode())
+        return type(self).parse(data)
 
     def is_escalated(self, raw: RawLine, threshold: float | None) -> bool:
         """Return whether a second model may be surer: not of a request that is invalid for all.

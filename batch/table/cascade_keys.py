@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final, get_args
 
+from ..escalation import EscalateBy
 from ..model import is_share
 from .errors import RecipeError
 from .questions import TableQuestion
 from .recipe_keys import CALIBRATION, CASCADE
+
+THRESHOLDS: Final = CASCADE[1:3]
+"""Keys of the threshold, one of which is required."""
 
 
 def cascade_of(
@@ -21,37 +25,48 @@ def cascade_of(
             f"`{key}` is not supported here, where one model runs: use `tidemill run`, or a "
             "deployment"
         )
-    if "target_accuracy" in keys:
-        raise RecipeError(
-            "`target_accuracy` is not supported in recipes: use `escalate_below`, or pass "
-            "--target-accuracy to `tidemill run`"
-        )
-    model, below = keys.get("escalate"), keys.get("escalate_below")
+    model = keys.get("escalate")
+    thresholds = [name for name in THRESHOLDS if name in keys]
     if model is None:
-        raise RecipeError("`escalate_below` needs `escalate`, the model that decides those rows")
+        key = next(key for key in CASCADE if key in keys)
+        raise RecipeError(f"`{key}` needs `escalate`, the model that decides those rows")
     if not (isinstance(model, str) and model):
         raise RecipeError("`escalate` must be a string, the name of a model")
-    if not is_share(below):
+    if len(thresholds) != 1 or not is_share(keys[thresholds[0]]):
         raise RecipeError(
-            "`escalate` needs `escalate_below`, a number above 0 and at most 1, such as 0.8"
+            "`escalate` needs either `escalate_below` or `target_accuracy`, a number above 0 and "
+            "at most 1, such as 0.8"
         )
-    odd = next((name for name in CALIBRATION if name in keys), None)
-    check_cascade(questions, odd)
-    return {"escalate": model, "escalate_below": float(below), "has_models": True}
+    _check_answers(questions, keys, has_target="target_accuracy" in keys)
+    by = keys.get("escalate_by", "decision")
+    if by not in get_args(EscalateBy):
+        raise RecipeError(f"`escalate_by` is {by!r}: it must be 'decision' or 'chat'")
+    threshold = {thresholds[0]: float(keys[thresholds[0]])}
+    return {"escalate": model, "escalate_by": by, "has_models": True, **threshold}
 
 
-def check_cascade(questions: Sequence[TableQuestion], calibration: str | None) -> None:
-    """Raise RecipeError for a recipe that is unsuitable for two models.
+def check_cascade(
+    questions: Sequence[TableQuestion], keys: Mapping[str, Any], target: float | None
+) -> None:
+    """Raise RecipeError for a recipe that is unsuitable for two models of a deployment."""
+    _check_answers(questions, keys, has_target=target is not None)
+    if target is not None and "gold" not in keys:
+        raise RecipeError("`target_accuracy` needs `gold`, the column of the known answers: add it")
 
-    `calibration` is a key with which it calibrates the answers, if it does.
-    """
+
+def _check_answers(
+    questions: Sequence[TableQuestion], keys: Mapping[str, Any], *, has_target: bool
+) -> None:
+    """Raise RecipeError for questions or a calibration that are unsuitable for two models."""
     if not questions:
         raise RecipeError("`escalate` needs questions to decide: add `ask`")
     if any(question.name == "model" for question in questions):
         raise RecipeError(
             "the question `model` has the name of the column with the model of each row: rename it"
         )
-    if calibration is not None:
+    odd = [name for name in CALIBRATION if name in keys and not (has_target and name == "gold")]
+    if odd:
+        only = " without `target_accuracy`" if odd[0] == "gold" else ""
         raise RecipeError(
-            f"`escalate` cannot be combined with `{calibration}` in a deployment: omit one"
+            f"`escalate` cannot be combined with `{odd[0]}` in a deployment{only}: omit one"
         )

@@ -18,7 +18,7 @@ MAX_BYTES: Final = 2**16
 MAX_CALIBRATION_BYTES: Final = 2**20
 _TEXTS: Final = (
     *("url", "prompt", "system", "id", "output", "vectors", "question_layout"),
-    *(*CALIBRATION, "escalate"),
+    *(*CALIBRATION, "escalate", "escalate_by"),
 )
 
 

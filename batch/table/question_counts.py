@@ -41,7 +41,7 @@ class QuestionCounts:
         self.winners[winner_of(probabilities)] += 1
         self.entropy -= sum(share * math.log2(share) for share in probabilities if share > 0)
         self.score += mean_level(probabilities)
-        if diagnostics is None:
+        if diagnostics is None or "label_mass" not in diagnostics:  # of a generated answer
             return
         self.num_diagnosed += 1
         self.label_mass += diagnostics["label_mass"]

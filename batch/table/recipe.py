@@ -24,6 +24,7 @@ from tidemill.protocol.routes import (
     find_route,
 )
 
+from ..escalation import EscalateBy
 from .errors import RecipeError, in_words
 from .questions import (
     TABLE_LAYOUT,
@@ -85,8 +86,11 @@ class Recipe:
     permutations: int = 1
     calibration: CalibrationPlan | None = None
     escalate: str | None = None
-    escalate_below: float = 0.0
-    """The second model, for rows with an answer whose confidence is lower; None without one."""
+    """The second model, for rows whose confidence is lower than a threshold; None without one."""
+    escalate_below: float | None = None
+    target_accuracy: float | None = None
+    """The threshold, or the accuracy from which it is learnt."""
+    escalate_by: EscalateBy = "decision"
     has_models: bool = False
     """Whether the output names the model of each row, because a run has two."""
     flags: frozenset[str] | None = None
@@ -111,6 +115,12 @@ class Recipe:
         if self.permutations > 1:
             params["debias"] = self.permutations
         return params
+
+    @property
+    def uncalibrated(self) -> Recipe:
+        """Return the recipe without a calibration: its gold answers only measure the accuracy."""
+        questions = tuple(replace(each, is_calibrated=False) for each in self.questions)
+        return replace(self, questions=questions, calibration=None)
 
     @property
     def num_choices(self) -> int:
@@ -303,7 +313,7 @@ def _too_deep() -> RecipeError:
 
 def _check_keys(keys: Mapping[str, Any]) -> None:
     for key in keys:
-        if key not in RECIPE_KEYS and key not in CASCADE:
+        if key not in RECIPE_KEYS:
             hint = suggestion(key, RECIPE_KEYS) or (
                 "; put parameters of the request into `params`, and templates into "
                 f"{', '.join(PROMPT_FIELDS)}"

@@ -13,7 +13,7 @@ RECIPE_KEYS: Final = (
     *("url", "prompt", "system", "id", "keep", "params", "output", "vectors", "confidence"),
     *("ask", "questions", "labels", "question_layout", "permutations"),
     *CALIBRATION,
-    *("escalate", "escalate_below"),
+    *("escalate", "escalate_below", "target_accuracy", "escalate_by"),
     *(name for name in PROMPT_FIELDS if name != "prompt"),
 )
 """Keys of a recipe: its own, and the body fields with templates."""
@@ -22,5 +22,5 @@ TEMPLATES: Final = ("prompt", "messages", "input")
 QUESTIONS: Final = ("ask", "questions", "labels")
 """Keys that are replaced together when flags override a file."""
 
-CASCADE: Final = ("escalate", "escalate_below", "target_accuracy")
-"""Keys of a cascade; the last one is only a flag of `tidemill run`."""
+CASCADE: Final = ("escalate", "escalate_below", "target_accuracy", "escalate_by")
+"""Keys of a cascade."""

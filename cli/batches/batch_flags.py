@@ -15,6 +15,7 @@ WINDOW, ON_INVALID_LINE = "completion_window", "on_invalid_line"
 NAMES = (
     *(WINDOW, ON_INVALID_LINE, "strict_parameters"),
     *("output_url", "error_url", "webhook_url", "max_cost", "escalate", "escalate_below"),
+    *("target_accuracy", "escalate_by"),
 )
 """The options' names in the API; S3 metadata has dashes instead of underscores."""
 
@@ -68,6 +69,18 @@ def add_batch_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="P",
         help="escalate rows with an answer whose confidence is lower than P",
+    )
+    add(
+        "--escalate-by",
+        choices=("decision", "chat"),
+        help="how that model decides: as the first one does, or by a generated answer",
+    )
+    add(
+        "--target-accuracy",
+        type=float,
+        metavar="P",
+        help="escalate below the threshold at which the first model's answers reach this accuracy "
+        "on the rows with `gold` answers",
     )
     add("--output-url", metavar="URL", help="also PUT the successful rows to this https URL")
     add("--error-url", metavar="URL", help="also PUT the failed rows to this https URL")

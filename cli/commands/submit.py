@@ -103,13 +103,19 @@ def _with_escalation(table: TableOptions, fields: dict[str, Any]) -> TableOption
     recipe = table.recipe
     if recipe.escalate is not None and "escalate" not in fields:
         fields |= {"escalate": recipe.escalate, "escalate_below": recipe.escalate_below}
+        fields.setdefault("escalate_by", recipe.escalate_by)
+    if "target_accuracy" in fields or recipe.target_accuracy is not None:
+        raise Refused(
+            "--target-accuracy needs known answers, but a table is submitted as requests without "
+            "them: use `tidemill drop`, or pass --escalate-below"
+        )
     if "escalate" not in fields:
         return table
     from tidemill.batch.table.cascade_keys import check_cascade
     from tidemill.batch.table.errors import RecipeError
 
     try:
-        check_cascade(recipe.questions, None if recipe.calibration is None else "calibrate")
+        check_cascade(recipe.questions, table.recipe_keys, None)
     except RecipeError as exc:
         raise Refused(f"the recipe is not valid: {exc}") from exc
     return replace(table, recipe=replace(recipe, has_models=True))

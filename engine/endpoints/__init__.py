@@ -12,6 +12,7 @@ from ..scheduling.speech import SpeechRequest, SpeechResult
 from ..text.text_model import TextModel
 from .chat import ChatCompletions
 from .completions import Completions
+from .decisions.chat_reader import ChatReader
 from .decisions.code_readout import CodeReader
 from .decisions.endpoints import Decisions, SystemOne
 from .decisions.joint_schema import JointReader
@@ -62,7 +63,8 @@ def text_endpoints(
     reader: DecisionReader = NextTokenReader(model, parsers, image_support)
     if architecture == LIQUID and model.chat_template is not None:
         reader = LiquidReader(model, parsers)
-    decisions = (Decisions(reader), SystemOne(reader))
+    by_chat = ChatReader(chat)
+    decisions = (Decisions(reader, by_chat), SystemOne(reader, by_chat))
     return (chat, completions, GenerativeScoring(model), *decisions)
 
 

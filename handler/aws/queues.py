@@ -91,6 +91,20 @@ class Queue:
             if is_last:
                 raise AwsError(f"sqs send_message_batch: {response['Failed'][0]}")
 
+    def send_shards(
+        self,
+        batch_id: str,
+        numbers: Iterable[int],
+        *,
+        group: str | None,
+        is_escalated: bool = False,
+    ) -> Operation[None]:
+        """Send the messages of shards."""
+        for messages in message_batches(
+            shard_message(batch_id, number, is_escalated=is_escalated) for number in numbers
+        ):
+            yield from self.send_all(messages, group=group)
+
     def receive(
         self, *, max_messages: int = 1, wait_seconds: int = 20, visibility_seconds: int
     ) -> Operation[list[Message]]:
@@ -184,6 +198,11 @@ def advance_message(batch_id: str) -> dict[str, object]:
 def intake_message(batch_id: str, unit: str = "") -> dict[str, object]:
     """Return the message for a unit of a batch's intake, or for the next phase."""
     return {"kind": "intake", "batch_id": batch_id, "unit": unit}
+
+
+def threshold_message(batch_id: str) -> dict[str, object]:
+    """Return the message that requests the threshold of a batch's cascade."""
+    return {"kind": "threshold", "batch_id": batch_id}
 
 
 def table_message(batch_id: str) -> dict[str, object]:

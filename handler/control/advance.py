@@ -14,7 +14,9 @@ from tidemill.batch.batch_object import is_over_cost
 from tidemill.batch.model import MAX_COST_REACHED, Batch, BatchError
 from tidemill.batch.states import Status
 
+from ..aws.calls import Operation
 from ..aws.items import dump
+from ..aws.queues import threshold_message
 from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..finalize.close import close_abandoned
@@ -113,11 +115,20 @@ def _progress(
         return _wind_up(aws, deployment, batch, Status.EXPIRED, int(now()), *errors)
     if (spent := _cost_error(aws, deployment, batch, now())) is not None:
         return _wind_up(aws, deployment, batch, Status.EXPIRED, int(now()), spent)
+    if is_rung and batch.awaits_threshold:
+        aws.run(_request_threshold(deployment, batch))
     if is_rung:
         close_abandoned(aws, deployment, batch, time_left, now)
     else:
         enqueue_shards(aws, deployment, batch, time_left)
     return batch
+
+
+def _request_threshold(deployment: Deployment, batch: Batch) -> Operation[None]:
+    """Send the message that requests a batch's threshold, once all its rows are decided."""
+    progress = yield from deployment.table.get_shard_progress(batch)
+    if progress.are_decided(batch.shards_left):
+        yield from deployment.intake.send(threshold_message(batch.id), group=batch.tenant)
 
 
 def _cost_error(aws: Aws, deployment: Deployment, batch: Batch, now: float) -> BatchError | None:

@@ -27,7 +27,7 @@ from tidemill.batch.progress import ShardProgress
 from tidemill.batch.states import Status
 
 from ..aws.calls import Operation
-from ..aws.queues import advance_message, message_batches, shard_message
+from ..aws.queues import advance_message
 from ..aws.stores.table import active_name, erasing_name, id_of_active
 from ..aws.sync import Aws
 from ..deployment import Deployment
@@ -158,7 +158,8 @@ def _models_that_wait(found: OpenBatch, now: int) -> list[str]:
     if batch is None or shards is None:
         return []
     has_waiting = batch.shards_left - shards.num_done > len(shards.leased(now))
-    return [batch.model_of(is_escalated=each) for each in (False, True)] if has_waiting else []
+    stages = (False,) if batch.awaits_threshold else (False, True)
+    return [batch.model_of(is_escalated=each) for each in stages] if has_waiting else []
 
 
 def _attempt(what: str, operation: Operation[T]) -> Operation[tuple[T] | None]:
@@ -271,7 +272,9 @@ def _mend_running(
     """Check the shards of a batch, and record whether it is paused."""
     now, progress = this.now, standing.progress(this.now)
     price = deployment.settings.gpu_hour_price_of(batch, progress)
-    if standing.num_done >= batch.shards_left or is_over_cost(batch, progress, price):
+    is_decided = batch.awaits_threshold and standing.are_decided(batch.shards_left)
+    is_done = standing.num_done >= batch.shards_left
+    if is_done or is_decided or is_over_cost(batch, progress, price):
         yield from _send_advance(deployment, batch, "end of work")
         return
     if batch.tenant not in this.pauses:
@@ -321,7 +324,7 @@ def _resend_lost(
     for is_escalated, count in num_waiting.items():
         model = batch.model_of(is_escalated=is_escalated)
         queue, is_empty = deployment.work.get(model), this.depths.get(model) == 0
-        if count <= 0:
+        if count <= 0 or (is_escalated and batch.awaits_threshold):
             continue
         if queue is None:
             logger.error("model has no queue", batch_id=batch.id, model=model)
@@ -334,10 +337,9 @@ def _resend_lost(
         if not is_escalated:
             others |= {*escalated}
             numbers = yield from deployment.table.list_waiting(batch.id, others, limit)
-        for messages in message_batches(
-            shard_message(batch.id, number, is_escalated=is_escalated) for number in numbers
-        ):
-            yield from queue.send_all(messages, group=batch.tenant)
+        yield from queue.send_shards(
+            batch.id, numbers, group=batch.tenant, is_escalated=is_escalated
+        )
         logger.warning("rung again", batch_id=batch.id, shards=numbers[:100])
 
 

@@ -50,7 +50,8 @@ def table_bytes(
     assert batch.conversion is not None
     assert batch.conversion.recipe is not None
     recipe = parse_recipe(json.loads(batch.conversion.recipe), may_escalate=True)
-    recipe = replace(recipe, has_models=batch.escalation is not None)
+    if batch.escalation is not None:
+        recipe = replace(recipe.uncalibrated, has_models=True)
     with ExitStack() as stack:
 
         def lines() -> Iterator[RawLine]:

@@ -57,8 +57,9 @@ def split_work(
     num_read = sum(each.num_rows + each.escalated for each in drafted)
     rows_first = max(0, round(num_first * batch.num_rows / max(1, batch.num_shards)) - num_read)
     rows = {False: min(work.num_rows, rows_first)}
-    rows[True] = work.num_rows - rows[False]
-    numbers = {False: num_first, True: len(escalated)}
+    assert batch.escalation is not None
+    rows[True] = round((work.num_rows - rows[False]) * batch.escalation.expected_share)
+    numbers = {False: num_first, True: 0 if batch.awaits_threshold else len(escalated)}
     found = []
     for is_escalated in (False, True):
         running = [each for each in shards.leased(now) if each.is_escalated is is_escalated]

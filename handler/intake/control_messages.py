@@ -85,6 +85,13 @@ class TableStep:
 
 
 @dataclass(frozen=True, slots=True)
+class ThresholdStep:
+    """A batch whose threshold is to be learnt."""
+
+    batch_id: Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
 class Ignored:
     """Event to ignore, with the reason; `is_expected` unless it results from an error."""
 
@@ -99,9 +106,8 @@ class WorkerEvent:
     event: Mapping[str, Any]
 
 
-ControlMessage = (
-    UploadEvent | Drop | Sweep | Advance | IntakeStep | TableStep | WorkerEvent | Ignored
-)
+IntakeMessage = IntakeStep | TableStep | ThresholdStep
+ControlMessage = UploadEvent | Drop | Sweep | Advance | IntakeMessage | WorkerEvent | Ignored
 
 
 class _Model(BaseModel):
@@ -130,12 +136,19 @@ class _Record(_Model):
     s3: _Stored
 
 
-_OwnKind = TypeAdapter[Drop] | TypeAdapter[Sweep] | TypeAdapter[IntakeStep] | TypeAdapter[TableStep]
+_OwnKind = (
+    TypeAdapter[Drop]
+    | TypeAdapter[Sweep]
+    | TypeAdapter[IntakeStep]
+    | TypeAdapter[TableStep]
+    | TypeAdapter[ThresholdStep]
+)
 _OWN_KINDS: Mapping[str, _OwnKind] = {
     "drop": TypeAdapter(Drop),
     "intake": TypeAdapter(IntakeStep),
     "sweep": TypeAdapter(Sweep),
     "table": TypeAdapter(TableStep),
+    "threshold": TypeAdapter(ThresholdStep),
 }
 
 

@@ -17,6 +17,7 @@ from uuid import uuid4
 
 from tidemill.batch.batch_object import MAX_LISTED_ERRORS
 from tidemill.batch.errors import HandlerError
+from tidemill.batch.escalation import Escalation
 from tidemill.batch.file.duplicate_ids import DuplicateFinder
 from tidemill.batch.file.formats import (
     HEAD_BYTES,
@@ -25,7 +26,7 @@ from tidemill.batch.file.formats import (
     detect_format,
 )
 from tidemill.batch.intake_progress import IntakeProgress, Phase, WorkUnit, new_progress
-from tidemill.batch.model import Batch, Conversion, Escalation
+from tidemill.batch.model import Batch, Conversion
 from tidemill.batch.object_keys import INPUT_PREFIX, converted_key, recipe_key, table_key
 from tidemill.batch.states import Status
 from tidemill.batch.table.detection import detect_table
@@ -102,13 +103,11 @@ def find_recipe(
         return None
     keys = yield from _with_calibration(deployment, batch, keys, now)
     recipe = parse_recipe(keys, may_escalate=True)
-    name, escalation = recipe.escalate, batch.escalation
-    if name is not None:
-        escalation = escalation_of(deployment, name, recipe.escalate_below)
-    elif escalation is not None:
+    escalation = escalation_of(deployment, recipe.escalate, recipe) or batch.escalation
+    if escalation is not None:
         from tidemill.batch.table.cascade_keys import check_cascade
 
-        check_cascade(recipe.questions, None if recipe.calibration is None else "calibrate")
+        check_cascade(recipe.questions, keys, escalation.target)
     keys_as_json = json.dumps(keys, ensure_ascii=False)
     return TableRecipe(keys_as_json, recipe.output or form, escalation)
 

@@ -20,7 +20,7 @@ from tidemill.batch.batch_request import (
 )
 from tidemill.batch.creation_order import creation_ns
 from tidemill.batch.errors import InvalidOption
-from tidemill.batch.model import Batch, BatchError, Escalation, Options, Source
+from tidemill.batch.model import Batch, BatchError, Options, Source
 from tidemill.batch.object_keys import (
     DROP_TENANT,
     INPUT_PREFIX,
@@ -85,7 +85,7 @@ def create_batch_of_drop(
     optional: dict[str, Any] = {}
     try:
         optional = yield from webhook_of(deployment, tenant, options, "webhook-url", now)
-        optional["escalation"] = requested_escalation(deployment, options)
+        optional["escalation"] = escalation_of(deployment, options.escalate, options)
     except InvalidOption as exc:
         errors = (*errors, _error_of(exc))
     errors = (*errors, *_key_errors(drop.key, drop_tenants=settings.drop_tenants))
@@ -147,7 +147,7 @@ def create_batch(
             expires_at=expires_at,
             expires=deployment.settings.forget_at(expires_at),
             endpoint=params.endpoint,
-            escalation=requested_escalation(deployment, options),
+            escalation=escalation_of(deployment, options.escalate, options),
             **(yield from webhook_of(deployment, tenant, options, "webhook_url", now)),
         )
         made = yield from deployment.table.create_batch(batch)
@@ -169,13 +169,6 @@ def _options_of_drop(
         return parse_options(user_metadata, default_window), ()
     except InvalidOption as exc:
         return Options(default_window), (_error_of(exc),)
-
-
-def requested_escalation(deployment: Deployment, options: Options) -> Escalation | None:
-    """Return the second model of a batch's options, if any; raises InvalidOption."""
-    if options.escalate is None or options.escalate_below is None:
-        return None
-    return escalation_of(deployment, options.escalate, options.escalate_below)
 
 
 def _key_errors(key: str, *, drop_tenants: bool) -> list[BatchError]:

@@ -12,7 +12,7 @@ from typing import Self
 from tidemill.batch.model import Batch, Progress, Shard
 from tidemill.batch.states import Status
 
-from ..aws.queues import advance_message, message_batches, shard_message
+from ..aws.queues import advance_message
 from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..fleet.demand import open_work
@@ -89,10 +89,7 @@ def enqueue_shards(
     starts_workers = pause is None and bool(deployment.settings.fleets)
     while rung < batch.num_shards:
         until = min(rung + _RING_AT_ONCE, batch.num_shards)
-        for messages in message_batches(
-            shard_message(batch.id, number) for number in range(rung, until)
-        ):
-            aws.run(queue.send_all(messages, group=batch.tenant))
+        aws.run(queue.send_shards(batch.id, range(rung, until), group=batch.tenant))
         if rung == batch.shards_rung and starts_workers:
             work = open_work(batch, Progress(), num_shards=batch.shards_left)
             aws.run(scale_for_batch(deployment, work, now))

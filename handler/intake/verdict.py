@@ -111,7 +111,10 @@ def reserve_lines(aws: Aws, deployment: Deployment, batch: Batch, findings: Find
     models = [findings.model]
     if batch.escalation is not None:
         models.append(batch.escalation.model)
-        error = aws.run(find_escalation_error(deployment, batch.escalation, findings))
+        has_gold = batch.conversion is not None and batch.conversion.recipe is not None
+        error = aws.run(
+            find_escalation_error(deployment, batch.escalation, findings, has_gold=has_gold)
+        )
         if error is not None:
             raise FileRefused(Verdict(1, (error,)))
     unpriced = next((each for each in models if not deployment.settings.gpu_hour_price(each)), None)

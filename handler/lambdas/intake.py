@@ -1,4 +1,4 @@
-"""Intake Lambda: handles the work units of files, and writes tables of rows."""
+"""Intake Lambda: handles the work units of files, reads gold rows, and writes tables of rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 from ..aws.sync import Aws
 from ..deployment import Deployment, deployment
 from ..finalize.table import make_table
-from ..intake.control_messages import IntakeStep, TableStep, parse_control
+from ..intake.control_messages import IntakeStep, TableStep, ThresholdStep, parse_control
+from ..intake.threshold import learn_threshold
 from ..intake.work_units import run_unit
 from ..observability import logger
 from .messages import process_in_time
@@ -38,5 +39,7 @@ def handle_message(
             run_unit(aws, deployment, request, time_left)
         elif isinstance(request, TableStep):
             make_table(aws, deployment, request.batch_id, time_left)
+        elif isinstance(request, ThresholdStep):
+            learn_threshold(aws, deployment, request.batch_id)
         else:
             logger.warning("message dropped", reason="not a message for intake")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
+
+from tidemill.batch.escalation import EscalateBy
 
 from ..console.errors import Refused
 
@@ -18,12 +20,14 @@ class CascadeOptions:
     """The second model of a cascade, and the rows that it answers.
 
     They have an answer whose confidence is lower than `below`, or than the lowest threshold with
-    which the first model's answers reach `target_accuracy` on rows with gold answers.
+    which the first model's answers reach `target_accuracy` on rows with gold answers. `by` is how
+    it decides.
     """
 
     model: str
     below: float | None = None
     target_accuracy: float | None = None
+    by: EscalateBy = "decision"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -32,6 +36,7 @@ class CascadeOptions:
             "--escalate": self.model,
             "--escalate-below": self.below,
             "--target-accuracy": self.target_accuracy,
+            "--escalate-by": None if self.by == "decision" else self.by,
         }
         return {flag: value for flag, value in given.items() if value is not None}
 
@@ -63,6 +68,12 @@ def add_cascade_flags(group: _Group) -> None:
         help="escalate rows with an answer whose confidence is lower than P",
     )
     add(
+        "--escalate-by",
+        choices=get_args(EscalateBy),
+        help="let that model decide as --model does (decision, the default), or by an answer that "
+        "it generates after any reasoning (chat); then it may be the same model",
+    )
+    add(
         "--target-accuracy",
         type=share,
         metavar="P",
@@ -75,9 +86,11 @@ def cascade_of(arguments: argparse.Namespace) -> CascadeOptions | None:
     """Return the cascade of the flags, None without one; raises Refused if they do not match."""
     model: str | None = arguments.escalate
     below, target = arguments.escalate_below, arguments.target_accuracy
+    by: EscalateBy | None = arguments.escalate_by
     if model is None:
-        if below is not None or target is not None:
-            flag = "--escalate-below" if below is not None else "--target-accuracy"
+        given = {"--escalate-below": below, "--target-accuracy": target, "--escalate-by": by}
+        flag = next((flag for flag, value in given.items() if value is not None), None)
+        if flag is not None:
             raise Refused(f"{flag} requires --escalate MODEL, the model that decides those rows")
         return None
     if below is not None and target is not None:
@@ -87,4 +100,4 @@ def cascade_of(arguments: argparse.Namespace) -> CascadeOptions | None:
             "--escalate requires a threshold: pass --escalate-below 0.8, or --target-accuracy 0.95 "
             "with --gold"
         )
-    return CascadeOptions(model, below, target)
+    return CascadeOptions(model, below, target, by or "decision")

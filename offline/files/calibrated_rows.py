@@ -249,7 +249,7 @@ def _parsed(name: str, answer: dict[str, Any], diagnostics: Any) -> _Answer | No
     raw = tuple(map(float, answer.get(_RAW, shares)))
     if len(raw) != len(shares):
         raise ValueError("raw probabilities of other options")
-    mass = 1.0 if diagnostics is None else float(diagnostics[name]["label_mass"])
+    mass = 1.0 if diagnostics is None else float(diagnostics[name].get("label_mass", 1.0))
     return _Answer(name, options, raw, mass, answer)
 
 

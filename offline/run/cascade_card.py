@@ -64,6 +64,7 @@ def _card_of(
     first: Mapping[str, Any],
     second: Mapping[str, Any],
 ) -> dict[str, Any]:
+    completion_tokens = outcomes.first.completion_tokens + outcomes.second.completion_tokens
     total, cost = outcomes.cascade, [_cost(first), _cost(second)]
     seconds = sum(each.get("seconds") or 0.0 for each in (first, second))
     return {
@@ -80,7 +81,7 @@ def _card_of(
         "tokens": {
             "prompt": outcomes.first.prompt_tokens + outcomes.second.prompt_tokens,
             "cached": outcomes.first.cached_tokens + outcomes.second.cached_tokens,
-            "completion": 0,
+            "completion": completion_tokens,
             "reasoning": 0,
         },
         "lengths": {"prompt": [], "completion": []},
@@ -90,7 +91,7 @@ def _card_of(
         "seconds": round(seconds, 3),
         "seconds_by_cause": _seconds_by_cause(first, second),
         "rows_per_second": round(total.rows / seconds, 3) if seconds else None,
-        "completion_tokens_per_second": 0.0 if seconds else None,
+        "completion_tokens_per_second": round(completion_tokens / seconds, 3) if seconds else None,
         "cost": sum(cost) if options.price_per_hour is not None else None,
         "flags": [*options.typed_flags],
         "made_with": [*first.get("made_with", ()), *second.get("made_with", ())],
@@ -114,8 +115,8 @@ def _cascade_of(
             "cost": None if options.price_per_hour is None else sum(map(_cost, cards)),
         }
     whole = parts["cascade"]
-    whole["prompt_tokens"] = parts["first"]["prompt_tokens"] + parts["second"]["prompt_tokens"]
-    whole["cached_tokens"] = parts["first"]["cached_tokens"] + parts["second"]["cached_tokens"]
+    for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
+        whole[name] = parts["first"][name] + parts["second"][name]
     resumed = sum((each.get("rows") or {}).get("kept", 0) for each in (first, second))
     return {
         "models": [served_names(options)[0], options.cascade.model],

@@ -28,12 +28,14 @@ def check_cascade(options: RunOptions) -> None:
     _check_table(options)
     check_model(options.cascade.model, "--escalate")
     second = engine_config(second_model(options))
-    if _identity(second.model) == _identity(engine_config(options).model):
+    is_chat = options.cascade.by == "chat"
+    if not is_chat and _identity(second.model) == _identity(engine_config(options).model):
         raise Refused(
-            f"--escalate {options.cascade.model} is the same model as --model: name another one"
+            f"--escalate {options.cascade.model} is the same model as --model: name another one, "
+            "or pass --escalate-by chat"
         )
     if not s3_addresses(second.model, ()):  # a load reads those
-        _check_second(second)
+        _check_second(second, is_chat=is_chat)
 
 
 def second_model(options: RunOptions) -> RunOptions:
@@ -96,16 +98,15 @@ def _check_table(options: RunOptions) -> None:
         )
 
 
-def _check_second(config: EngineConfig) -> None:
-    """Raise Refused for a model that is missing, cannot decide, or does not fit."""
+def _check_second(config: EngineConfig, *, is_chat: bool) -> None:
+    """Raise Refused for a model that is missing, cannot decide or chat, or does not fit."""
+    from tidemill.engine.inspection import NO_TEMPLATE, inspect_model
     from tidemill.engine.model.endpoint_names import endpoints_of
     from tidemill.engine.storage.hub import check_hub
     from tidemill.protocol.contract import EngineError
     from tidemill.protocol.routes import DECISIONS
 
     def inspect() -> ModelReport:
-        from tidemill.engine.inspection import inspect_model
-
         return inspect_model(config)
 
     name = f"--escalate {config.model}"
@@ -119,6 +120,8 @@ def _check_second(config: EngineConfig) -> None:
         raise Refused(f"{name} cannot be loaded: {report.why}")
     if DECISIONS.name not in (endpoints_of(config) or (DECISIONS.name,)):
         raise Refused(f"{name} gives {report.gives}, so it cannot decide: name a chat model")
+    if is_chat and not (report.gives == "text" and NO_TEMPLATE not in report.missing):
+        raise Refused(f"{name} does not chat: name a chat model, or omit --escalate-by")
     memory = None if report.plan is None else report.plan.memory
     if memory is not None and memory.kv_cache_tokens == 0:
         assert report.plan is not None

@@ -31,7 +31,8 @@ def report_lines(cascade: Mapping[str, Any]) -> Iterator[str]:
         found = parts[part]
         if not found["rows"]:
             continue
-        cells = [title, f"{found['rows']:,}", f"{found['prompt_tokens']:,}"]
+        num_tokens = found["prompt_tokens"] + found.get("completion_tokens", 0)
+        cells = [title, f"{found['rows']:,}", f"{num_tokens:,}"]
         is_timed = "seconds" in found
         cells.append(f"{found['seconds'] + found['load_seconds']:,.1f}" if is_timed else "")
         if has_cost:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from itertools import repeat
@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tidemill.batch.calibration.threshold import GoldRow, find_threshold
 from tidemill.batch.file.decided_row import DecidedRow
+from tidemill.batch.file.escalated_line import escalated_line
+from tidemill.batch.file.lines import RawLine
 from tidemill.batch.file.rows import row_id_of
+from tidemill.batch.table.gold_rows import Gold, are_right, gold_answers_of, gold_row_of
 
 from ..console.errors import InputChanged
 from ..files.cascade_files import CascadeFiles, Selection
@@ -25,9 +28,6 @@ if TYPE_CHECKING:
 
     from ..files.table_input import TableInput
 
-Gold = Mapping[str, int]
-"""The index of the correct option by question, for the questions whose answer is known."""
-
 
 @dataclass(slots=True)
 class Outcome:
@@ -40,6 +40,7 @@ class Outcome:
     failed: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    completion_tokens: int = 0
     right: dict[str, int] = field(default_factory=dict)
     gold: dict[str, int] = field(default_factory=dict)
 
@@ -52,7 +53,9 @@ class Outcome:
         usage = row.body.get("usage") or {}
         self.prompt_tokens += usage.get("input_tokens") or 0
         self.cached_tokens += (usage.get("input_tokens_details") or {}).get("cached_tokens") or 0
-        for name, is_right in _are_right(row, gold, recipe).items():
+        self.completion_tokens += usage.get("output_tokens") or 0
+        questions = () if recipe is None else recipe.questions
+        for name, is_right in are_right(row, gold, questions).items():
             self.gold[name] = self.gold.get(name, 0) + 1
             self.right[name] = self.right.get(name, 0) + is_right
 
@@ -67,6 +70,7 @@ class Outcome:
             "failed": self.failed,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
+            "completion_tokens": self.completion_tokens,
             "accuracy": accuracy,
         }
 
@@ -116,16 +120,7 @@ class OpenTable:
         if self.table is None or self.recipe is None or plan is None:
             yield from repeat({})
             return
-        from tidemill.batch.table.table_calibration import gold_answers
-
-        for batch in self.table.batches(plan.columns):
-            columns = [gold_answers(plan, each, batch) for each in self.recipe.questions]
-            for answers in zip(*columns, strict=True):
-                yield {
-                    question.name: answer
-                    for question, answer in zip(self.recipe.questions, answers, strict=True)
-                    if answer is not None
-                }
+        yield from gold_answers_of(self.table, plan, self.recipe.questions)
 
 
 def select(options: RunOptions, files: CascadeFiles, opened: OpenTable) -> Selection:
@@ -136,6 +131,7 @@ def select(options: RunOptions, files: CascadeFiles, opened: OpenTable) -> Selec
     """
     assert options.cascade is not None
     threshold, gold = options.cascade.below, None
+    is_chat = options.cascade.by == "chat"
     num_rows = num_escalated = last = 0
     with ExitStack() as stack:
         if options.cascade.target_accuracy is not None:
@@ -153,7 +149,8 @@ def select(options: RunOptions, files: CascadeFiles, opened: OpenTable) -> Selec
             num_rows += 1
             if row.is_escalated(raw, threshold):
                 num_escalated += 1
-                out.write(b"\n" * (raw.number - last - 1) + raw.data + b"\n")
+                line = escalated_line(raw, options.cascade.by) if is_chat else raw
+                out.write(b"\n" * (raw.number - last - 1) + line.data + b"\n")
                 last = raw.number
     created = requests.source.created
     os.utime(files.requests, (created, created))
@@ -164,24 +161,8 @@ def _gold_rows(files: CascadeFiles, opened: OpenTable) -> Iterator[GoldRow]:
     """Yield the rows that the first model answered and whose answers are known."""
     with closing(read_decided(files.first)) as rows:
         for row, gold in zip(rows, opened.gold(), strict=False):
-            if row.body is not None and gold:
-                right = _are_right(row, gold, opened.recipe)
-                yield GoldRow(row.confidence, sum(right.values()), len(right))
-
-
-def _are_right(row: DecidedRow, gold: Gold, recipe: Recipe | None) -> dict[str, bool]:
-    """Return whether each answer that is known is right."""
-    if recipe is None or row.body is None or not gold:
-        return {}
-    from tidemill.batch.table.questions import probabilities_of
-    from tidemill.protocol.decisions.questions import winner_of
-
-    found = {}
-    for question, answer in zip(recipe.questions, row.body["answers"], strict=True):
-        shares = probabilities_of(question, answer)
-        if question.name in gold and shares is not None:
-            found[question.name] = winner_of(shares) == gold[question.name]
-    return found
+            if row.body is not None and gold and opened.recipe is not None:
+                yield gold_row_of(row, gold, opened.recipe.questions)
 
 
 def merge(
@@ -199,7 +180,7 @@ def merge(
     if opened.table is not None and options.table is not None:
         from ..files.table_output import write_table
 
-        table = replace(opened.table, recipe=uncalibrated(opened.table.recipe))
+        table = replace(opened.table, recipe=opened.table.recipe.uncalibrated)
         columns = write_table(
             table, files.merged, options.table.output, options.table.output_format
         )
@@ -219,18 +200,25 @@ def _merged(
     model, recipe = options.cascade.model, opened.recipe
     seconds = read_decided(files.second) if selection.num_escalated else iter(())
     second = next(seconds, None)
-    for row, gold in zip(read_decided(files.first), opened.gold(), strict=False):
-        outcomes.first.add(row, gold, recipe)
-        result = row
-        if second is not None and second.row_id == row.row_id:
-            result, second = second.with_model(model), next(seconds, None)
-            outcomes.first_escalated.add(row, gold, recipe)
-            outcomes.second.add(result, gold, recipe)
-        outcomes.cascade.add(result, gold, recipe)
-        yield result
+    with ExitStack() as stack:
+        lines = _chat_lines(options, stack) if options.cascade.by == "chat" else repeat(None)
+        for row, line, gold in zip(read_decided(files.first), lines, opened.gold(), strict=False):
+            outcomes.first.add(row, gold, recipe)
+            result = row
+            if (
+                second is not None
+                and line is not None
+                and row.is_escalated(line, selection.threshold)
+            ):
+                second = second.of_line(escalated_line(line, "chat"), line)
+            if second is not None and second.row_id == row.row_id:
+                result, second = second.with_model(model), next(seconds, None)
+                outcomes.first_escalated.add(row, gold, recipe)
+                outcomes.second.add(result, gold, recipe)
+            outcomes.cascade.add(result, gold, recipe)
+            yield result
 
 
-def uncalibrated(recipe: Recipe) -> Recipe:
-    """Return the recipe without a calibration: its gold answers only measure the accuracy."""
-    questions = tuple(replace(each, is_calibrated=False) for each in recipe.questions)
-    return replace(recipe, questions=questions, calibration=None)
+def _chat_lines(options: RunOptions, stack: ExitStack) -> Iterator[RawLine]:
+    """Yield the requests, whose rows have other IDs after a chat."""
+    return open_input(options, stack).lines()

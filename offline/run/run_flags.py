@@ -248,8 +248,10 @@ def options_from(arguments: argparse.Namespace) -> RunOptions:
     arguments.defaults = defaults_of(arguments)
     if arguments.table is not None and (recipe := arguments.table.recipe).escalate is not None:
         arguments.escalate = arguments.escalate or recipe.escalate
+        arguments.escalate_by = arguments.escalate_by or recipe.escalate_by
         if arguments.escalate_below is None and arguments.target_accuracy is None:
             arguments.escalate_below = recipe.escalate_below
+            arguments.target_accuracy = recipe.target_accuracy
     arguments.cascade, arguments.stage = cascade_of(arguments), None
     arguments.typed_flags = repeated_flags(arguments.typed, arguments.files)
     given = {field.name: getattr(arguments, field.name) for field in fields(RunOptions)}

@@ -18,8 +18,10 @@ from pydantic import (
     model_validator,
 )
 
+from ..chat import ReasoningEffort
+from ..contract import Usage
 from ..errors import RequestError
-from ..fields import Seed, Text
+from ..fields import Seed, Text, Whole
 from ..validation import short_repr
 from .body_fields import Filled, NumOrders, TemplateVariables
 from .input_items import Content, InputItem, content_parts, form_of_input, item_parts
@@ -29,6 +31,7 @@ from .questions import (
     NO,
     YES,
     Answer,
+    DecideBy,
     Image,
     Layout,
     Option,
@@ -145,7 +148,8 @@ class DecisionRequest(BaseModel):
     """The body of a request to `/v1/decisions`.
 
     The fields from `instructions` on are additions of Tidemill: context before the input, the
-    layout of the prompt, the number of orders of the options (`debias`) and its seed.
+    layout of the prompt, the number of orders of the options (`debias`) and its seed. With
+    `decide_by` "chat", the answers are generated, after reasoning of this effort and length.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -168,6 +172,9 @@ class DecisionRequest(BaseModel):
     question_layout: Layout | None = None
     debias: NumOrders | None = None
     seed: Seed | None = None
+    decide_by: DecideBy | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
     chat_template_kwargs: TemplateVariables | None = None
     cache_salt: Filled | None = None
 
@@ -241,14 +248,15 @@ def decision_body(
     }
 
 
-def decision_usage(input_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """Return the usage of a decision, which generates no token."""
+def decision_usage(usage: Usage, *, shows_cached_tokens: bool) -> dict[str, Any]:
+    """Return the usage of a decision; only a chat generates tokens."""
+    cached = usage.cached_tokens if shows_cached_tokens else 0
     return {
-        "input_tokens": input_tokens,
-        "input_tokens_details": {"cached_tokens": cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": 0,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": input_tokens,
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 
 

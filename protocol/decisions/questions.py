@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..errors import RequestError
+
+if TYPE_CHECKING:
+    from ..chat import ReasoningEffort
 
 MAX_QUESTIONS = 400
 MAX_OPTIONS = 255
@@ -19,6 +22,7 @@ MAX_SHOWN_OPTIONS = 2**18
 
 Kind = Literal["predicate", "choice", "score"]
 Layout = Literal["row_first", "questions_first"]
+DecideBy = Literal["decision", "chat"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +71,14 @@ class Answer:
     """Probabilities of a question's options, in their order; they add up to 1.
 
     `label_mass` is the probability of all labels over the whole vocabulary, `argmax_is_label` says
-    whether the most likely token begins a label. Both are means over the orders of the options.
+    whether the most likely token begins a label. Both are means over the orders of the options,
+    and None for an answer that was generated.
     With several orders, `agreement` is the share of orders whose winner is that of the mean.
     """
 
     probabilities: tuple[float, ...]
-    label_mass: float
-    argmax_is_label: bool
+    label_mass: float | None = None
+    argmax_is_label: bool | None = None
     agreement: float | None = None
 
     @property
@@ -83,11 +88,12 @@ class Answer:
 
     def diagnostics(self) -> dict[str, Any]:
         """Return the answer's diagnostics as the body shows them."""
-        shown: dict[str, Any] = {
+        shown = {
             "label_mass": self.label_mass,
             "argmax_is_label": self.argmax_is_label,
+            "agreement": self.agreement,
         }
-        return shown if self.agreement is None else {**shown, "agreement": self.agreement}
+        return {name: value for name, value in shown.items() if value is not None}
 
 
 class Decision(Protocol):
@@ -97,6 +103,9 @@ class Decision(Protocol):
     question_layout: Layout | None
     debias: int | None
     seed: int | None
+    decide_by: DecideBy | None
+    reasoning_effort: ReasoningEffort | None
+    max_completion_tokens: int | None
     chat_template_kwargs: dict[str, Any] | None
     cache_salt: str | None
 

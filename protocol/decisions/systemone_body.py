@@ -15,14 +15,17 @@ from pydantic import (
     model_validator,
 )
 
+from ..chat import ReasoningEffort
+from ..contract import Usage
 from ..errors import RequestError
-from ..fields import Seed, Text
+from ..fields import Seed, Text, Whole
 from ..parts import CheckedUrl
 from .body_fields import Filled, NumOrders, TemplateVariables, checked_text, text_of_json
 from .questions import (
     MAX_OPTIONS,
     MAX_QUESTIONS,
     Answer,
+    DecideBy,
     Image,
     Kind,
     Layout,
@@ -69,7 +72,7 @@ def _one_by_one(value: object, validate: ValidatorFunctionWrapHandler) -> _Quest
 class SystemOneRequest(BaseModel):
     """The body of a request to `/v1/systemone`.
 
-    The last three fields are additions of Tidemill, as at `/v1/decisions`.
+    The last fields, from the layout on, are additions of Tidemill, as at `/v1/decisions`.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -85,6 +88,9 @@ class SystemOneRequest(BaseModel):
     question_layout: Layout | None = None
     debias: NumOrders | None = None
     seed: Seed | None = None
+    decide_by: DecideBy | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -172,7 +178,7 @@ def systemone_body(
     *,
     created: int,
     model: str,
-    input_tokens: int,
+    usage: Usage,
 ) -> dict[str, Any]:
     """Return the response body, with answers by the names of their questions."""
     by_name = dict(
@@ -186,14 +192,14 @@ def systemone_body(
         "answers": {
             name: _answer_body(question, answer) for name, (question, answer) in by_name.items()
         },
-        "usage": {"input_tokens": input_tokens, "output_tokens": 0},
+        "usage": {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens},
         "diagnostics": {name: answer.diagnostics() for name, (_, answer) in by_name.items()},
     }
 
 
 def _answer_body(question: Question, answer: Answer) -> dict[str, Any]:
     shares, winner = answer.probabilities, answer.winner
-    confidence = shares[winner] * answer.label_mass
+    confidence = shares[winner] * (1.0 if answer.label_mass is None else answer.label_mass)
     if question.kind == "predicate":
         yes, no = shares
         return {

@@ -55,7 +55,10 @@ _BODY_READER: Final = BodyReader(2**20, 30.0)
 _OF_CLOUD: Final = {
     **dict.fromkeys(("output_url", "error_url", "webhook_url"), "download the files instead"),
     "max_cost": "a local server has no price",
-    **dict.fromkeys(("escalate", "escalate_below"), "a local server has one model"),
+    **dict.fromkeys(
+        ("escalate", "escalate_below", "target_accuracy", "escalate_by"),
+        "a local server has one model",
+    ),
     "recipe": "render the table with `tidemill submit`",
 }
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tests.batch.test_states import NEW
-from tidemill.batch.model import Escalation, Progress
+from tidemill.batch.escalation import Escalation
+from tidemill.batch.model import Progress
 from tidemill.batch.month import (
     ModelUse,
     is_month,

@@ -14,10 +14,12 @@ from tidemill.protocol.decisions.openai_body import (
     decision_usage,
 )
 from tidemill.protocol.decisions.systemone_body import SystemOneRequest, systemone_body
+from tidemill.protocol.errors import RequestError
 from tidemill.protocol.requests import read_body
 from tidemill.protocol.routes import DECISIONS, SYSTEM_ONE, Route
 
 from ..endpoint import FollowUps, RequestMetadata
+from .chat_reader import ChatDecision, ChatReader
 from .reader import DecisionReader, PreparedDecision
 
 
@@ -27,8 +29,10 @@ class _DecisionEndpoint:
     kind: type[DecisionRequest | SystemOneRequest]
     param: str  # the input's field
 
-    def __init__(self, reader: DecisionReader) -> None:
+    def __init__(self, reader: DecisionReader, chat: ChatReader | None = None) -> None:
+        """Create the endpoint; a model that generates also decides by a `chat`."""
         self._reader = reader
+        self._chat = chat
 
     def fetched(self, body: dict[str, Any]) -> AbstractAsyncContextManager[dict[str, Any]] | None:
         """Return the fetch of a body's images; None for a body without images."""
@@ -38,12 +42,26 @@ class _DecisionEndpoint:
         self, prepared: PreparedDecision, results: Sequence[Any]
     ) -> PreparedDecision | None:
         """Add the requests that the reader needs after these results."""
-        assert isinstance(self._reader, FollowUps)
-        return self._reader.follow_up(prepared, results)
+        reader = self._reader_of(prepared)
+        assert isinstance(reader, FollowUps)
+        return reader.follow_up(prepared, results)
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> PreparedDecision:
         """Return the requests that the reader needs."""
-        return self._reader.prepare(read_body(self.kind, body), self.param, metadata, body)
+        decision = read_body(self.kind, body)
+        reader: DecisionReader = self._reader
+        if decision.decide_by == "chat":
+            if self._chat is None:
+                raise RequestError(
+                    '`decide_by` is "chat", but this model does not generate text: omit it.',
+                    param="decide_by",
+                )
+            reader = self._chat
+        return reader.prepare(decision, self.param, metadata, body)
+
+    def _reader_of(self, prepared: PreparedDecision) -> DecisionReader:
+        is_chat = self._chat is not None and isinstance(prepared.context, ChatDecision)
+        return self._chat if is_chat and self._chat is not None else self._reader
 
 
 class Decisions(_DecisionEndpoint):
@@ -56,14 +74,11 @@ class Decisions(_DecisionEndpoint):
         """Return the answers in the order of the questions."""
         request, metadata = prepared.context.decision, prepared.metadata
         assert isinstance(request, DecisionRequest)
-        usage = self._reader.usage(prepared, results)
-        cached = usage.cached_tokens if metadata.shows_cached_tokens else 0
-        body = decision_body(
-            request,
-            self._reader.answers(prepared, results),
-            model=metadata.model,
-            usage=decision_usage(usage.prompt_tokens, cached),
-        )
+        reader = self._reader_of(prepared)
+        usage = reader.usage(prepared, results)
+        shown = decision_usage(usage, shows_cached_tokens=metadata.shows_cached_tokens)
+        answers = reader.answers(prepared, results)
+        body = decision_body(request, answers, model=metadata.model, usage=shown)
         return Reply(200, body, usage)
 
 
@@ -77,13 +92,14 @@ class SystemOne(_DecisionEndpoint):
         """Return the answers by the names of their questions."""
         request, metadata = prepared.context.decision, prepared.metadata
         assert isinstance(request, SystemOneRequest)
-        usage = self._reader.usage(prepared, results)
+        reader = self._reader_of(prepared)
+        usage = reader.usage(prepared, results)
         body = systemone_body(
             request,
-            self._reader.answers(prepared, results),
+            reader.answers(prepared, results),
             response_id("decision", metadata.request_id),
             created=metadata.created,
             model=metadata.model,
-            input_tokens=usage.prompt_tokens,
+            usage=usage,
         )
         return Reply(200, body, usage)

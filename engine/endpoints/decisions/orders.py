@@ -53,8 +53,8 @@ def mean_answer(answers: Sequence[Answer]) -> Answer:
     columns = zip(*(answer.probabilities for answer in answers), strict=True)
     mean = Answer(
         tuple(math.fsum(column) / count for column in columns),
-        math.fsum(answer.label_mass for answer in answers) / count,
-        sum(answer.argmax_is_label for answer in answers) * 2 > count,
+        math.fsum(answer.label_mass or 0.0 for answer in answers) / count,
+        sum(bool(answer.argmax_is_label) for answer in answers) * 2 > count,
     )
     agreeing = sum(answer.winner == mean.winner for answer in answers)
     return replace(mean, agreement=agreeing / count)

@@ -21,6 +21,7 @@ from .message import ShardMessage, ShardTarget
 _MAX_JITTER_SECONDS = 5.0
 # A batch with thousands of shards is not read again for each of their messages.
 _PAUSE_KNOWN_SECONDS = 60.0
+_FEW_SHARDS = 100
 
 
 class Claim(NamedTuple):
@@ -91,6 +92,8 @@ def skip_reason(batch: Batch | None, shard: Shard, now: float, max_attempts: int
         return "the batch has expired"
     if shard.abandoned is not None:
         return "the shard was given up"
+    if shard.is_escalated and batch.awaits_threshold:
+        return "the threshold is not known yet"
     if shard.attempts > max_attempts:
         return f"no new row in {shard.attempts - 1} attempts"
     return None
@@ -114,7 +117,7 @@ async def _handle_claim_refusal(
     elif shard.is_escalated is not target.is_escalated:
         batch = await context.aws.run(context.deployment.table.get_batch(target.batch_id))
         if batch is not None and shard.is_escalated and not shard.is_leased(context.wall()):
-            await send_escalated(context, batch, shard)  # its sender may have died before that
+            await continue_escalated(context, batch, shard)  # its sender may have died before that
         logger.info("message dropped", reason="another model has the shard", **target._asdict())
         await message.delete()
     else:
@@ -175,8 +178,14 @@ def _emit_queue_wait(context: WorkerContext, message: ShardMessage, batch: Batch
         context.emit({Metric.QUEUE_WAIT_SECONDS: waited_seconds}, batch_id=batch.id)
 
 
-async def send_escalated(context: WorkerContext, batch: Batch, shard: Shard) -> None:
-    """Send the message of an escalated shard to the workers of the batch's second model."""
+async def continue_escalated(context: WorkerContext, batch: Batch, shard: Shard) -> None:
+    """Send the message of an escalated shard to the workers of the batch's second model.
+
+    While its threshold is unknown, the batch advances instead once all shards are decided.
+    """
+    if batch.awaits_threshold:
+        await _advance_if_decided(context, batch)
+        return
     model = batch.model_of(is_escalated=True)
     queue = context.deployment.work.get(model)
     if queue is None:
@@ -184,6 +193,19 @@ async def send_escalated(context: WorkerContext, batch: Batch, shard: Shard) -> 
         return
     message = shard_message(batch.id, shard.number, is_escalated=True)
     await context.retry(lambda: queue.send(message, group=batch.tenant))
+
+
+async def _advance_if_decided(context: WorkerContext, batch: Batch) -> None:
+    """Send a message to advance a batch whose first model has decided all shards.
+
+    The reaper notices that in batches with many shards, whose progress is long.
+    """
+    if batch.num_shards > _FEW_SHARDS:
+        return
+    progress = await context.aws.run(context.deployment.table.get_shard_progress(batch))
+    if progress.are_decided(batch.shards_left):
+        message = advance_message(batch.id)
+        await context.aws.run(context.deployment.control.send(message, group=batch.tenant))
 
 
 async def advance_if_done(context: WorkerContext, batch_id: str) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic_core import from_json, to_json
+from collections.abc import Sequence
 
 from tidemill.batch.file.decided_row import DecidedRow
+from tidemill.batch.file.escalated_line import escalated_line
 from tidemill.batch.file.lines import RawLine
 from tidemill.batch.model import Batch, Shard
+from tidemill.batch.parts import RowPlace
 
 
 class ShardCascade:
@@ -16,19 +18,34 @@ class ShardCascade:
         self._escalation = batch.escalation
         self._is_second = batch.escalation is not None and shard.is_escalated
 
+    @property
+    def has_drafts(self) -> bool:
+        """Return whether the first model may have written drafts."""
+        return self._escalation is not None
+
+    def sure_lines(self, part: bytes, places: Sequence[RowPlace]) -> list[int]:
+        """Return the lines whose draft in a part became final when the threshold was learnt."""
+        found = self._escalation
+        if found is None or found.learnt is None or not self._is_second:
+            return []
+        return [
+            place.line
+            for place in places
+            if DecidedRow.parse(part[place.start : place.end]).is_sure(found.threshold)
+        ]
+
     def is_draft(self, raw: RawLine, row: bytes) -> bool:
         """Return whether the second model answers a line again after this row of the first one."""
         if self._escalation is None or self._is_second:
             return False
-        return DecidedRow.parse(row).is_escalated(raw, self._escalation.below)
+        return DecidedRow.parse(row).is_escalated(raw, self._escalation.threshold)
 
     def line_of(self, raw: RawLine) -> RawLine:
-        """Return a line as the engine gets it: the second model's name replaces the first one's."""
-        if self._escalation is None or not self._is_second:
+        """Return a line as the engine gets it."""
+        found = self._escalation
+        if found is None or not self._is_second:
             return raw
-        line = from_json(raw.data)
-        line["body"]["model"] = self._escalation.name
-        return RawLine(raw.number, to_json(line, inf_nan_mode="constants"))
+        return escalated_line(raw, found.by, found.name)
 
     def row_of(self, raw: RawLine, row: bytes) -> bytes:
         """Return the engine's row with the IDs of the original line."""

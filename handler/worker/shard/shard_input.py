@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from tempfile import SpooledTemporaryFile
@@ -18,6 +19,7 @@ from ..context.context import WorkerContext
 from .claim import Claim
 from .lease import Lease, guarded
 from .rows import compact
+from .shard_cascade import ShardCascade
 
 # A longer shard is a single line, of which only the digest is stored.
 _READ_BYTES = 64 * 2**20
@@ -48,6 +50,17 @@ class ShardInput:
                 shard.batch_id, shard.number, left_out=left_out, are_drafts=are_drafts
             )
         )
+
+    async def find_sure(self, drafts: PartIndex, cascade: ShardCascade) -> set[int]:
+        """Return the lines whose draft is their row, because the threshold was learnt after it."""
+        found: set[int] = set()
+        if self._batch.escalation is None or self._batch.escalation.learnt is None:
+            return found
+        bucket = self._context.deployment.bucket
+        for key, places in drafts.places().items():
+            part = await self._retry(partial(bucket.get, key))
+            found.update(await asyncio.to_thread(cascade.sure_lines, part, places))
+        return found
 
     async def read_lines(self) -> list[RawLine]:
         """Return the lines of the shard; raises ObjectChanged if the input has changed."""

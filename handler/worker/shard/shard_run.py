@@ -25,7 +25,7 @@ from ...aws.queues import advance_message
 from ...errors import AwsError, LeaseLost, ObjectChanged
 from ...observability import Metric, logger
 from ..context.context import WorkerContext
-from .claim import Claim, advance_if_done, send_escalated
+from .claim import Claim, advance_if_done, continue_escalated
 from .lease import Lease, guarded
 from .line_order import LineOrder, block_hashes
 from .pending_lines import PendingLines
@@ -258,8 +258,11 @@ class ShardRun:
 
     async def _open(self) -> None:
         self._index = await self._input.read_parts()
-        if self.batch.escalation is not None:
-            self._drafts = await self._input.read_parts(are_drafts=True)
+        if self.cascade.has_drafts:
+            drafts = await self._input.read_parts(are_drafts=True)
+            sure = await self._input.find_sure(drafts, self.cascade)
+            accepted, self._drafts = drafts.split(sure)
+            self._index.merge(accepted)
         self._durable = self._index.progress(self._drafts)
         done = self._index.lines if self.shard.is_escalated else self._index.lines | self._escalated
         lines = await self._input.read_lines()
@@ -407,7 +410,7 @@ class ShardRun:
         self.record_progress(progress)
         logger.info("escalated", lines=lines, **self.labels)
         try:
-            await send_escalated(self._context, self.batch, self.shard)
+            await continue_escalated(self._context, self.batch, self.shard)
             await self.message.delete()
         except AwsError as exc:  # the message reappears, and the next one is sent then
             logger.warning("message left to its timeout", reason=str(exc), **self.labels)

@@ -94,15 +94,21 @@ ASK = {"ask": "good: Is it good?", "escalate": "large"}
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (ASK, "`escalate` needs `escalate_below`, a number above 0 and at most 1, such as 0.8"),
-        ({**ASK, "escalate_below": True}, "`escalate` needs `escalate_below`, a number"),
-        ({**ASK, "escalate_below": 1.5}, "`escalate` needs `escalate_below`, a number"),
+        (
+            ASK,
+            "`escalate` needs either `escalate_below` or `target_accuracy`, a number above",
+        ),
+        ({**ASK, "escalate_below": True}, "`escalate` needs either `escalate_below` or"),
+        ({**ASK, "escalate_below": 1.5}, "`escalate` needs either `escalate_below` or"),
+        ({**ASK, "escalate_below": 1, "target_accuracy": 1}, "needs either `escalate_below` or"),
+        ({**ASK, "escalate_below": 1, "escalate_by": "x"}, "`escalate_by` is 'x': it must be"),
+        ({"ask": ASK["ask"], "escalate_by": "chat"}, "`escalate_by` needs `escalate`, the model"),
         ({**ASK, "escalate": 1, "escalate_below": 1}, "`escalate` must be a string"),
         ({"ask": ASK["ask"], "escalate_below": 0.5}, "`escalate_below` needs `escalate`"),
         ({"prompt": "x", "escalate": "m", "escalate_below": 0.5}, "needs questions to decide"),
         ({**ASK, "ask": "model: Is it?", "escalate_below": 0.5}, "the question `model` has the"),
         ({**ASK, "gold": "a", "escalate_below": 0.5}, "cannot be combined with `gold` in a dep"),
-        ({**ASK, "target_accuracy": 0.9}, "`target_accuracy` is not supported in recipes"),
+        ({**ASK, "target_accuracy": 2}, "`escalate` needs either `escalate_below` or"),
     ],
 )
 def test_an_invalid_cascade_is_reported(given: dict[str, Any], words: str) -> None:

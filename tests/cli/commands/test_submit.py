@@ -41,7 +41,7 @@ def test_every_option_reaches_the_request(shell: Shell) -> None:
         "--endpoint /v1/chat/completions --window 2h --metadata team=search --metadata a=b=c "
         "--output-url https://x.example/o --error-url https://x.example/e "
         "--webhook-url https://x.example/w --on-invalid-line skip --strict-parameters "
-        "--create-only --escalate large --escalate-below 0.8"
+        "--create-only --escalate large --escalate-below 0.8 --escalate-by chat"
     )
     assert shell.type("submit", shell.file(line("a")), *typed.split()).status == 0
     [batch] = shell.api.batches.values()
@@ -57,6 +57,7 @@ def test_every_option_reaches_the_request(shell: Shell) -> None:
         "strict_parameters": True,
         "escalate": "large",
         "escalate_below": 0.8,
+        "escalate_by": "chat",
     }
 
 

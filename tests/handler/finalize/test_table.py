@@ -22,7 +22,8 @@ from tests.handler.intake.rig import Cloud, lines_of
 from tests.handler.killing import is_killed_after
 from tests.long_parameters import with_long
 from tidemill.batch.batch_request import parse_request
-from tidemill.batch.model import Batch, Escalation, File
+from tidemill.batch.escalation import Escalation
+from tidemill.batch.model import Batch, File
 from tidemill.batch.parts import FinishedRow, encode_part
 from tidemill.batch.states import Status
 from tidemill.batch.table.recipe import print_recipe
@@ -45,6 +46,8 @@ REVIEWS = pa.table(
     }
 )
 FAR = pa.timestamp("ms", "Mars/Phobos")
+DECISIONS = "/v1/decisions"
+QUESTION = {"type": "predicate", "instructions": "Is it good?"}
 RECIPE = b"prompt = 'Label: {{ text }}'\nid = 'review_id'\nparams = {max_tokens = 4}\n"
 
 
@@ -215,6 +218,14 @@ def test_a_dropped_table_may_have_a_second_model(
     options = {"escalate": "large", "escalate-below": "0.9"}
     other = cloud.ingest(cloud.create(comma_separated(REVIEWS), "input/plain.csv", options))
     assert other.escalation == Escalation("large", "large", 0.9)
+    learning = recipe.replace(b"escalate_below = 0.8", b"target_accuracy = 0.8\ngold = 'known'")
+    learning = learning.replace(b"'text']", b"'text', 'known']") + b"escalate_by = 'chat'\n"
+    known = pa.table({"text": ["x"] * 10, "known": ["yes"] * 10})
+    batch = drop(cloud, parquet(known), "input/learnt.parquet", learning)
+    assert batch.escalation == Escalation("large", "large", target=0.8, by="chat")
+    ended = finished(cloud, published(cloud, batch))
+    made = pq.read_table(io.BytesIO(table_of(cloud, ended)))
+    assert made.schema.names[:4] == ["text", "known", "good", "good_confidence"]
 
 
 @pytest.mark.parametrize(
@@ -222,8 +233,22 @@ def test_a_dropped_table_may_have_a_second_model(
     [
         (MODEL, (b"'large'", b"'huge'"), "`escalate` is 'huge', which is not a served model: use"),
         ("large", (b"", b""), "`escalate` is 'large', the model of the requests: use another one"),
-        (MODEL, (b"0.8", b"8"), "`escalate` needs `escalate_below`, a number above 0 and at most"),
-        (MODEL, (b"escalate_below", b"target_accuracy"), "`target_accuracy` is not supported in"),
+        (MODEL, (b"0.8", b"8"), "`escalate` needs either `escalate_below` or `target_accuracy`, a"),
+        (
+            MODEL,
+            (b"escalate_below", b"target_accuracy"),
+            "`target_accuracy` needs `gold`, the col",
+        ),
+        (
+            MODEL,
+            (b"keep = ['text']", b"gold = 'text'"),
+            "`escalate` cannot be combined with `gold` in a deployment without `target_accuracy`",
+        ),
+        (
+            MODEL,
+            (b"keep = ['text']\n", b"gold = 'known'\ntarget_accuracy = 0.9\n#"),
+            "column `known` has 4 gold answers to `good`: at least 10 are required",
+        ),
     ],
 )
 def test_an_unsuitable_second_model_is_refused(
@@ -232,7 +257,10 @@ def test_an_unsuitable_second_model_is_refused(
     """No line runs; the error is one sentence."""
     cloud = Cloud.on(ministack, MODEL, "large")
     recipe = (CASCADE % model.encode()).replace(*change, 1)
-    batch = drop(cloud, comma_separated(REVIEWS), "input/decided.csv", recipe)
+    if b"target_accuracy = 0.9" in recipe:
+        recipe = recipe.replace(b"escalate_below = 0.8\n", b"")
+    table = REVIEWS.append_column("known", pa.array(["yes", "no", "no", "yes"]))
+    batch = drop(cloud, comma_separated(table), "input/decided.csv", recipe)
     assert batch.status is Status.FAILED
     assert words in batch.errors[0].message
 
@@ -247,6 +275,15 @@ def test_a_second_model_must_decide(ministack: Emulator) -> None:
     options = {"escalate": "large", "escalate-below": "0.9"}
     chats = cloud.ingest(cloud.create(lines_of(2), "input/chats.jsonl", options))
     assert "but the first one is for /v1/chat/completions" in chats.errors[0].message
+    body = {"model": MODEL, "input": "x", "questions": [QUESTION]}
+    line = {"custom_id": "1", "url": DECISIONS, "body": body}
+    target = {"escalate": "large", "target-accuracy": "0.9"}
+    cloud.run(cloud.deployment.fleets.put_endpoints("large", [DECISIONS]))
+    file = cloud.ingest(cloud.create(to_json(line) + b"\n", "input/file.jsonl", target))
+    assert "which only a table with `gold` has: use `escalate_below`" in file.errors[0].message
+    by_chat = {**options, "escalate-by": "chat"}
+    file = cloud.ingest(cloud.create(to_json(line) + b"\n", "input/file.jsonl", by_chat))
+    assert "does not support /v1/chat/completions: use a chat model" in file.errors[0].message
     unknown = cloud.create(lines_of(2), "input/x.jsonl", {**options, "escalate": "huge"})
     assert "'huge', which is not a served model" in cloud.ingest(unknown).errors[0].message
 

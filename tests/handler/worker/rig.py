@@ -23,8 +23,9 @@ from uuid import uuid4
 
 from tests.emulators import MODEL, Emulator, deployment_of
 from tests.handler.worker.fakes import FakeEngine, QuickAws
+from tidemill.batch.escalation import Escalation
 from tidemill.batch.file.expected_tokens import ExpectedTokens
-from tidemill.batch.model import Batch, Escalation, Options, Outputs, Shard, ShardStatus, Source
+from tidemill.batch.model import Batch, Options, Outputs, Shard, ShardStatus, Source
 from tidemill.batch.parts import PartIndex
 from tidemill.batch.shard_cutter import ShardCutter, ShardLimits
 from tidemill.batch.states import Status

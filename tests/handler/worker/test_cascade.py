@@ -15,9 +15,9 @@ from tests.handler.finalize.rig import plenty
 from tests.handler.worker.fakes import FaultyAws, QuickAws
 from tests.handler.worker.rig import Rig, Work, until
 from tests.long_parameters import with_long
+from tidemill.batch.escalation import Escalation
 from tidemill.batch.file.lines import RawLine
 from tidemill.batch.file.rows import row_id_of
-from tidemill.batch.model import Escalation
 from tidemill.batch.states import Status
 from tidemill.handler.aws.calls import Call
 from tidemill.handler.aws.queues import shard_message

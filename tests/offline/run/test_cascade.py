@@ -110,20 +110,7 @@ def test_the_unsure_rows_of_a_table_are_decided_by_the_second_model(
 
 def test_a_file_of_both_kinds_of_decisions_is_a_cascade_too(second: str, tmp_path: Path) -> None:
     """Rows keep order and IDs, and name their model; invalid requests are not escalated."""
-    source = tmp_path / "in.jsonl"
-    lines: list[dict[str, Any]] = []
-    for n in range(12):
-        text = f"{'Paris ' * (n % 3)}{n}"
-        question = {"type": "predicate", "name": "q", "instructions": "Is a town named?"}
-        body: dict[str, Any] = {"model": FIRST, "input": text, "questions": [question]}
-        url = "/v1/decisions"
-        if n % 2:
-            url = "/v1/systemone"
-            noul = {"type": "noul", "instructions": "Is a town named?"}
-            body = {"model": FIRST, "state": text, "questions": {"q": noul}}
-        lines.append({"custom_id": f"c{n}", "method": "POST", "url": url, "body": body})
-    lines[4]["body"]["questions"] = []
-    source.write_text("\n" + "".join(json.dumps(line) + "\n" for line in lines))
+    source = _both_kinds(tmp_path)
     alone = []
     for n, model in enumerate((FIRST, second)):
         out = tmp_path / f"{n}.jsonl"
@@ -144,6 +131,25 @@ def test_a_file_of_both_kinds_of_decisions_is_a_cascade_too(second: str, tmp_pat
     assert not rows
 
 
+def _both_kinds(folder: Path) -> Path:
+    """Return a file of twelve decisions in both formats; the fifth is invalid."""
+    source = folder / "in.jsonl"
+    lines: list[dict[str, Any]] = []
+    for n in range(12):
+        text = f"{'Paris ' * (n % 3)}{n}"
+        question = {"type": "predicate", "name": "q", "instructions": "Is a town named?"}
+        body: dict[str, Any] = {"model": FIRST, "input": text, "questions": [question]}
+        url = "/v1/decisions"
+        if n % 2:
+            url = "/v1/systemone"
+            noul = {"type": "noul", "instructions": "Is a town named?"}
+            body = {"model": FIRST, "state": text, "questions": {"q": noul}}
+        lines.append({"custom_id": f"c{n}", "method": "POST", "url": url, "body": body})
+    lines[4]["body"]["questions"] = []
+    source.write_text("\n" + "".join(json.dumps(line) + "\n" for line in lines))
+    return source
+
+
 def _share(row: dict[str, Any]) -> float:
     if row["response"]["status_code"] != 200:
         return 1.0
@@ -151,6 +157,56 @@ def _share(row: dict[str, Any]) -> float:
     answer = answers["q"] if isinstance(answers, dict) else answers[0]
     yes = answer["noul"] if "noul" in answer else answer["probability"]
     return max(float(yes), 1 - float(yes))
+
+
+def test_a_chat_decides_unsure_rows_of_both_kinds(second: str, tmp_path: Path) -> None:
+    """Rows keep order and IDs, also if the run stopped, and its tokens are counted."""
+    source, target = _both_kinds(tmp_path), tmp_path / "out.jsonl"
+    alone = tmp_path / "alone.jsonl"
+    assert main(["run", str(source), "-o", str(alone), "--model", FIRST, "--any-model"]) == 0
+    early = [json.loads(line) for line in alone.read_text().splitlines()]
+    below = sorted(map(_share, early))[6]
+    given = (source, "-o", target, "--escalate", second, "--escalate-by", "chat")
+    given = (*given, "--escalate-below", below)
+    with pytest.raises(EngineLost):
+        _run(*given, load=_loading(second))
+    assert _run(*given, "--resume") == 0
+    rows = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [row["id"] for row in rows] == [row["id"] for row in early]
+    num_tokens = 0
+    for row, before in zip(rows, early, strict=True):
+        if _share(before) >= below:
+            assert row == before
+            continue
+        body = row["response"]["body"]
+        assert body["model"] == second
+        assert body.keys() == before["response"]["body"].keys()
+        num_tokens += body["usage"]["output_tokens"]
+    card = json.loads(target.with_name("out.card.json").read_text())
+    assert card["tokens"]["completion"] == num_tokens > 0
+    assert card["cascade"]["settings"]["--escalate-by"] == "chat"
+    stopped = target.read_bytes()
+    assert _run(*given, "--force") == 0
+    assert target.read_bytes() == stopped
+
+
+def test_a_chat_of_the_same_model_fills_the_columns_of_a_table(table: Path, tmp_path: Path) -> None:
+    """Values, probabilities and models are as after a decision, and gold rows measure them."""
+    target = tmp_path / "out.parquet"
+    ask = (table, *ASK, "--prompt", "{{ text }}", "-o", target, "--permutations", "2")
+    escalate = ("--escalate", FIRST, "--escalate-by", "chat", "--target-accuracy", "0.99")
+    assert _run(*ask, *escalate, "--gold", "town=gold") == 0
+    rows = _table(target)
+    assert {row["model"] for row in rows} == {FIRST}
+    for row in rows:
+        shares = row["town_probabilities"]
+        assert sum(shares.values()) == pytest.approx(1)
+        assert row["town_confidence"] == max(shares.values())
+        assert row["usage"]["completion_tokens"] > 0
+    card = json.loads(target.with_name("out.card.json").read_text())
+    right = [row["town"] is (row["gold"] == "yes") for row in rows]
+    assert card["cascade"]["parts"]["second"]["accuracy"]["town"]["accuracy"] == sum(right) / 24
+    assert card["questions"][0]["mean_label_mass"] is None
 
 
 class _Dying:
@@ -256,6 +312,7 @@ def test_rows_that_fail_with_the_second_model_are_retried_with_it(
             "--escalate-below cannot be combined with --target-accuracy: omit one",
         ),
         (("--escalate-below", "0.8"), "--escalate-below requires --escalate MODEL"),
+        (("--escalate-by", "chat"), "--escalate-by requires --escalate MODEL"),
         (("--escalate", "2", "--target-accuracy", "0.9"), "name their column with --gold"),
         (("--escalate", "./no", "--escalate-below", "0.8"), "--escalate ./no: folder not found"),
         (("--escalate", FIRST, "--escalate-below", "0.8"), "is the same model as --model"),
@@ -298,6 +355,14 @@ def test_a_second_model_that_cannot_decide_or_does_not_fit_is_refused(
         _run(chats, *cascade_flags, second)
     with pytest.raises(Refused, match="--escalate needs questions to decide: pass --ask"):
         _run(table, "--prompt", "{{ text }}", *cascade_flags, second)
+    silent = shutil.copytree(second, table.parent / "silent")
+    settings = json.loads((silent / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (silent / "tokenizer_config.json").write_text(json.dumps(settings))
+    (silent / "chat_template.jinja").unlink(missing_ok=True)
+    with pytest.raises(Refused, match="does not chat: name a chat model, or omit --escalate-by"):
+        _run(table, *ASK, *cascade_flags, str(silent), "--escalate-by", "chat")
+    shutil.rmtree(silent)
     speech = str(Path(FIRST).with_name("speech"))
     with pytest.raises(Refused, match="so it cannot decide: name a chat model"):
         _run(table, *ASK, *cascade_flags, speech)

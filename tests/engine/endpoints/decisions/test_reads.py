@@ -98,3 +98,80 @@ def test_probabilities_of_a_bf16_model_are_finer_than_its_logits() -> None:
     first, second, third = (each["probability"] for each in choice["probabilities"])
     odds = [math.log(first / second), math.log(first / third), math.log(second / third)]
     assert not any((64 * each).is_integer() for each in (round(one, 9) for one in odds))
+
+
+async def test_a_chat_decides_with_the_confidence_of_its_constrained_answer(
+    served: Dispatcher,
+) -> None:
+    """The probabilities are those of a chat with this message, and the tokens are counted."""
+    body = BODY | {"decide_by": "chat", "instructions": "Decide."}
+    reply = await served.respond("/v1/decisions", body, "req_1", 0)
+    listed = "Question {}: {}\n- {}\n- {}"
+    questions = [
+        listed.format(1, "Is a city named?", "Yes", "No"),
+        listed.format(2, "Which kind of place?", "city", "river") + "\n- true",
+        listed.format(3, "How big?", "a", "b"),
+    ]
+    asks = "Answer with a JSON object that has the text of one option for each question number."
+    message = "\n\n".join(["Decide.", BODY["input"], *questions, asks])
+    texts = [["Yes", "No"], ["city", "river", "true"], ["a", "b"]]
+    schema = {
+        "type": "object",
+        "properties": {str(number): {"enum": each} for number, each in enumerate(texts, 1)},
+        "required": ["1", "2", "3"],
+    }
+    chat = {
+        "messages": [{"role": "user", "content": message}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
+        "temperature": 0,
+        "confidence": True,
+    }
+    expected = (await served.respond("/v1/chat/completions", chat, "req_2", 0)).body
+    fields = expected["choices"][0]["confidence"]
+    shares = [[each["probability"] for each in fields[f"/{n}"]["probabilities"]] for n in (1, 2, 3)]
+    yes, choice, score = reply.body["answers"]
+    assert yes["probability"] == pytest.approx(shares[0][0], abs=1e-3)
+    for answer, found in zip((choice, score), shares[1:], strict=True):
+        own = [each["probability"] for each in answer["probabilities"]]
+        assert sum(own) == pytest.approx(1)
+        assert own == pytest.approx(found, abs=1e-3)
+    assert choice["choice"] in {"city", "river", True}
+    usage = reply.body["usage"]
+    assert usage["input_tokens"] == expected["usage"]["prompt_tokens"]
+    assert usage["output_tokens"] == expected["usage"]["completion_tokens"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    assert reply.body["diagnostics"] == [{"name": None}] * 3
+
+
+async def test_a_chat_decides_questions_of_system_one(served: Dispatcher) -> None:
+    """The only option of a question is certain, and both kinds of tokens are counted."""
+    questions = {
+        "city": {"type": "noul", "instructions": "Is a city named?"},
+        "sole": {"type": "choice", "instructions": "Which?", "criteria": {"a": None}},
+    }
+    body = {"state": BODY["input"], "questions": questions, "decide_by": "chat"}
+    reply = await served.respond("/v1/systemone", body, "req_1", 0)
+    city, sole = reply.body["answers"].values()
+    assert city["confidence"] == max(city["noul"], 1 - city["noul"])
+    assert (sole["choice"], sole["confidence"]) == ("a", 1)
+    assert reply.body["usage"]["output_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"debias": 2}, '`debias` is not supported with `decide_by: "chat"`'),
+        ({"max_completion_tokens": 3}, "The answer reached the token limit before it was complete"),
+        ({"decide_by": "reading"}, "`decide_by` must be 'decision' or 'chat'"),
+        ({"input": "x " * 40_000}, "maximum context length"),
+    ],
+)
+async def test_an_unsuitable_chat_is_refused(
+    served: Dispatcher, change: dict[str, Any], words: str
+) -> None:
+    """The error is one sentence that names the field."""
+    body = BODY | {"decide_by": "chat"} | change
+    reply = await served.respond("/v1/decisions", body, "req_1", 0)
+    assert reply.status_code == 400
+    assert words in reply.body["error"]["message"]
+    assert reply.body["error"]["param"] == next(iter(change))

@@ -165,6 +165,8 @@ def test_a_key_in_two_places_is_one_key(cloud: Cloud, client: OpenAI) -> None:
         ({"escalate": "x"}, "escalate_below"),
         ({"escalate": "x", "escalate_below": 2}, "escalate_below"),
         ({"escalate_below": 0.5}, "escalate"),
+        ({"escalate": "x", "escalate_below": 0.5, "target_accuracy": 0.9}, "target_accuracy"),
+        ({"escalate": "x", "escalate_below": 0.5, "escalate_by": "reading"}, "escalate_by"),
         ({"max_cost": "5"}, "max_cost"),
         ({"max_cost": True}, "max_cost"),
         ({"max_cost": 10**400}, "max_cost"),

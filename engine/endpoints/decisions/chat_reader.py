@@ -1,0 +1,199 @@
+"""Decisions by a chat: one generated answer, constrained to the options of all questions.
+
+The model may reason first. The probabilities are those of the options where the answer states
+them, among the options alone: the distribution that a chat's `confidence` has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tidemill.protocol.contract import Reply, Usage
+from tidemill.protocol.decisions.openai_body import DecisionRequest
+from tidemill.protocol.decisions.questions import Answer, Decision, Image, Part, Question, merged
+from tidemill.protocol.decisions.systemone_body import SystemOneRequest
+from tidemill.protocol.errors import RequestError
+
+from ...scheduling.sequence import SequenceRequest, SequenceResult
+from ..chat import ChatCompletions
+from ..chat_preprocessor import Conversation
+from ..endpoint import Prepared, RequestMetadata
+from ..image_inputs import FETCHED
+
+_ASK = "Answer with a JSON object that has the text of one option for each question number."
+
+
+@dataclass(frozen=True, slots=True)
+class ChatDecision:
+    """A decision, and the chat that answers it."""
+
+    decision: Decision
+    chat: Prepared[SequenceRequest, Conversation]
+
+
+_Prepared = Prepared[SequenceRequest, ChatDecision]
+
+
+class ChatReader:
+    """A `DecisionReader` of a generation model, which lets its chat answer."""
+
+    def __init__(self, chat: ChatCompletions) -> None:
+        self._chat = chat
+
+    def fetched(
+        self, body: dict[str, Any], kind: type[DecisionRequest | SystemOneRequest]
+    ) -> AbstractAsyncContextManager[dict[str, Any]] | None:
+        """Return None: the model's other reader fetches the images of all bodies."""
+
+    def prepare(
+        self, decision: Decision, param: str, metadata: RequestMetadata, body: Mapping[str, Any]
+    ) -> _Prepared:
+        """Return the chat's sequence; `param` is the input's field."""
+        if (decision.debias or 1) > 1:
+            raise RequestError(
+                '`debias` is not supported with `decide_by: "chat"`, which shows the options once:'
+                " omit it.",
+                param="debias",
+            )
+        try:
+            chat = self._chat.prepare(_chat_body(decision, body), metadata)
+        except RequestError as exc:
+            is_about_input = exc.param is None or exc.param.startswith("messages")
+            exc.param = param if is_about_input else exc.param
+            raise
+        return Prepared(
+            chat.requests,
+            ChatDecision(decision, chat),
+            metadata,
+            chat.num_bytes,
+            may_follow=chat.may_follow,
+        )
+
+    def follow_up(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> _Prepared | None:
+        """Add the reads that the probabilities of the options need."""
+        chat = self._chat.follow_up(prepared.context.chat, results)
+        if chat is None:
+            return None
+        context = replace(prepared.context, chat=chat)
+        return replace(prepared, requests=chat.requests, context=context)
+
+    def answers(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> list[Answer]:
+        """Return the answer of each question; raises `RequestError` for a truncated one."""
+        choice = self._reply(prepared, results).body["choices"][0]
+        fields = choice["confidence"]
+        if fields is None:
+            raise RequestError(
+                "The answer reached the token limit before it was complete: raise "
+                '`max_completion_tokens`, or set `reasoning_effort` to "none".',
+                param="max_completion_tokens",
+                code="answer_truncated",
+            )
+        values = json.loads(choice["message"]["content"])
+        return [
+            _answer(question, values[str(number)], fields[f"/{number}"])
+            for number, question in enumerate(prepared.context.decision.parsed_questions, 1)
+        ]
+
+    def usage(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Usage:
+        """Return the tokens of the chat, those of its reasoning included."""
+        return self._reply(prepared, results).usage
+
+    def _reply(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
+        return self._chat.finish(prepared.context.chat, results)
+
+
+def _chat_body(decision: Decision, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body of the chat, with the fetched images of the decision's `body`."""
+    properties = {
+        str(number): {"enum": list(dict.fromkeys(option.text for option in question.options))}
+        for number, question in enumerate(decision.parsed_questions, 1)
+    }
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    chosen = {
+        "max_completion_tokens": decision.max_completion_tokens,
+        "reasoning_effort": decision.reasoning_effort,
+        "chat_template_kwargs": decision.chat_template_kwargs,
+        "cache_salt": decision.cache_salt,
+        FETCHED: body.get(FETCHED),
+    }
+    return {
+        "messages": [{"role": "user", "content": _message(merged(_content(decision)))}],
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "answers", "schema": schema},
+        },
+        "temperature": 0,
+        "confidence": True,
+        **{name: value for name, value in chosen.items() if value is not None},
+    }
+
+
+def _message(parts: Sequence[Part]) -> str | list[dict[str, Any]]:
+    [first, *others] = parts
+    if isinstance(first, str) and not others:
+        return first
+    return [_part(part) for part in parts]
+
+
+def _part(part: Part) -> dict[str, Any]:
+    if isinstance(part, Image):
+        return {"type": "image_url", "image_url": {"url": part.url}}
+    return {"type": "text", "text": part}
+
+
+def _content(decision: Decision) -> Iterator[Part]:
+    if decision.instructions:
+        yield f"{decision.instructions}\n\n"
+    if decision.question_layout == "questions_first":
+        yield from _questions(decision)
+        yield "Input:\n"
+        yield from decision.state_parts
+        yield "\n\n"
+    else:
+        yield from decision.state_parts
+        yield "\n\n"
+        yield from _questions(decision)
+    yield _ASK
+
+
+def _questions(decision: Decision) -> Iterator[Part]:
+    for number, question in enumerate(decision.parsed_questions, 1):
+        yield f"Question {number}: "
+        yield from question.instructions
+        for option in question.options:
+            described = f" ({option.description})" if option.description else ""
+            yield f"\n- {option.text}{described}"
+        yield "\n\n"
+
+
+def _answer(question: Question, value: str, field: Mapping[str, Any]) -> Answer:
+    """Return the answer with the probabilities of a value's field.
+
+    The mass that leads to several options is divided equally between them. If only the confidence
+    of the chosen option is known, so is the rest between all others.
+    """
+    texts = [option.text for option in question.options]
+    shares = dict.fromkeys(texts, 0.0)
+    if "probabilities" in field:
+        for each in field["probabilities"]:
+            shares[each["value"]] = each["probability"]
+        undecided = [(each["values"], each["probability"]) for each in field.get("undecided", ())]
+    else:
+        confidence = 1.0 if field["confidence"] is None else field["confidence"]
+        shares[value] = confidence
+        others = [text for text in texts if text != value]
+        undecided = [(others, 1 - confidence)] if others else []
+    for values, mass in undecided:
+        for each in values:
+            shares[each] += mass / len(values)
+    total = sum(shares.values())
+    return Answer(tuple(shares[text] / total for text in texts))

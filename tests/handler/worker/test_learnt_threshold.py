@@ -1,0 +1,187 @@
+"""Cascades with a target accuracy: the threshold is learnt between both models, from gold rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic_core import to_json
+
+from tests.emulators import MODEL
+from tests.handler.finalize.rig import plenty
+from tests.handler.worker.rig import Rig, Work, until
+from tests.handler.worker.test_cascade import LARGE, QUESTION, answers, rig
+from tidemill.batch.batch_request import DEFAULT_WINDOW
+from tidemill.batch.errors import InvalidOption
+from tidemill.batch.escalation import Escalation, Threshold
+from tidemill.batch.file.formats import FileFormat
+from tidemill.batch.model import Conversion, Source
+from tidemill.batch.retry_request import RetryRequest, parse_retry
+from tidemill.batch.states import Status
+from tidemill.handler.aws.items import dump
+from tidemill.handler.aws.queues import shard_message, threshold_message
+from tidemill.handler.aws.stores.table import active_name
+from tidemill.handler.control.advance import advance
+from tidemill.handler.control.reaper import check_batch, open_work_of, read_round
+from tidemill.handler.finalize.finalize import finalize
+from tidemill.handler.fleet.open_batches import read_batches
+from tidemill.handler.lambdas.intake import handle_message
+from tidemill.handler.queries.batch_view import describe_batch
+
+__all__ = ["rig"]
+
+RECIPE = {
+    "ask": "good: Is it good?",
+    "prompt": "{{ text }}",
+    "gold": "known",
+    "escalate": LARGE,
+    "target_accuracy": 0.9,
+}
+SURE, UNSURE = 0.9, 0.6
+GOLD = [*["yes"] * 10, "no", "no"]
+"""Known answers to the first rows: the small model is sure of the ten that it gets right."""
+
+
+def table_work(rig: Rig) -> Work:
+    """Return a batch of 14 decisions about a table in two shards; the last two are not gold."""
+    shares = [*[SURE] * 10, UNSURE, UNSURE, SURE, UNSURE]
+    lines = [
+        to_json(
+            {
+                "custom_id": f"c{number}",
+                "url": "/v1/decisions",
+                "body": {
+                    "input": "x",
+                    "questions": [QUESTION],
+                    "model": MODEL,
+                    "sure": {MODEL: share, LARGE: 0.2},
+                },
+            }
+        )
+        + b"\n"
+        for number, share in enumerate(shares, 1)
+    ]
+    work = rig.batch(*lines, shard_lines=7, escalation=Escalation(LARGE, LARGE, None, 0.9))
+    cells = [*GOLD, "", ""]
+    data = "text,known\n" + "".join(f"{number},{cell}\n" for number, cell in enumerate(cells))
+    key, bucket = f"input/{work.id}.csv", rig.deployment.bucket.name
+    put = rig.aws.clients["s3"].put_object(Bucket=bucket, Key=key, Body=data.encode())
+    original = Source(bucket, key, put["ETag"], len(data), put.get("VersionId"))
+    conversion = Conversion(FileFormat(is_table=True), "", recipe=to_json(RECIPE).decode())
+    change(rig, work, original=dump(original), conversion=dump(conversion), shards_rung=2)
+    return work
+
+
+def change(rig: Rig, work: Work, **fields: object) -> None:
+    """Set fields of the batch."""
+    changed = rig.deployment.table.change_batch(work.id, Status.IN_PROGRESS, **fields)
+    assert rig.run(changed) is not None
+
+
+def is_decided(work: Work) -> Callable[[], bool]:
+    """Return whether the small model has left all shards."""
+    return lambda: all(work.shard(n).is_escalated for n in (0, 1)) and work.is_free
+
+
+def learn(rig: Rig, work: Work) -> None:
+    """Do what the control and the intake Lambda do about a batch."""
+    advance(rig.aws, rig.deployment, work.id, plenty)
+    for message in rig.messages(rig.deployment.intake):
+        handle_message(rig.aws, rig.deployment, to_json(message).decode(), plenty)
+
+
+def see(rig: Rig, work: Work) -> tuple[Any, Any]:
+    """Return the batch and the round as the reaper reads them."""
+    now = int(time.time())
+    seen = read_batches(rig.aws, rig.deployment, [active_name(work.batch)], now)
+    return seen, read_round(rig.aws, rig.deployment, seen, now)
+
+
+LEARNT = Threshold(SURE, 12, 10, 1.0)
+
+
+async def test_rows_below_the_learnt_threshold_go_to_the_second_model(rig: Rig) -> None:
+    """It gets nothing before; then each line has one row, and each model's tokens count once."""
+    work = table_work(rig)
+    async with rig.worker():
+        await until(is_decided(work))
+        await until(lambda: rig.run(rig.deployment.control.count()))
+    assert {"kind": "advance", "batch_id": work.id} in rig.messages()
+    second = rig.deployment.work[LARGE]
+    seen, this = see(rig, work)
+    assert open_work_of(rig.deployment, seen, this) == []
+    rig.run(check_batch(rig.deployment, seen[0], this))
+    assert {"kind": "advance", "batch_id": work.id} in rig.messages()
+    assert rig.messages(second) == []
+    before = rig.run(describe_batch(rig.deployment, work.batch, time.time()))
+    assert (before.request_counts.completed, before.tidemill.escalated_rows) == (0, 0)
+    assert before.tidemill.escalate_below is None
+    for _ in range(2):  # a repeated message changes nothing
+        learn(rig, work)
+        assert work.batch.escalation == Escalation(LARGE, LARGE, None, 0.9, LEARNT)
+    expected = [shard_message(work.id, number, is_escalated=True) for number in (0, 1)]
+    assert sorted(rig.messages(second), key=str) == expected
+    seen, this = see(rig, work)
+    [left] = open_work_of(rig.deployment, seen, this)
+    assert (left.model, left.num_shards, left.num_rows) == (LARGE, 2, round(14 * 2 / 12))
+    rig.run(check_batch(rig.deployment, seen[0], this))  # the messages are lost: they come again
+    async with rig.worker(model=LARGE) as large:
+        await until(lambda: work.is_done)
+    unsure = {"c11", "c12", "c14"}
+    assert set(large.engine.requests) == {"known"}
+    assert len(large.engine.requests) == len(unsure)
+    assert answers(work) == [
+        (f"c{n}", LARGE, 0.2) if f"c{n}" in unsure else (f"c{n}", MODEL, SURE) for n in range(1, 15)
+    ]
+    after = rig.run(describe_batch(rig.deployment, work.batch, time.time()))
+    assert (after.request_counts.completed, after.tidemill.escalated_rows) == (14, 3)
+    tokens = before.usage.input_tokens
+    assert after.usage.input_tokens == tokens + tokens * len(unsure) // 14
+    assert after.tidemill.escalate_below == SURE
+    assert after.tidemill.learnt_threshold is not None
+    assert after.tidemill.learnt_threshold.accepted_gold_rows == 10
+
+
+async def test_a_batch_that_ends_before_keeps_the_first_models_answers(rig: Rig) -> None:
+    """A retry of it needs a threshold; one of a batch that has learnt its own inherits that."""
+    work = table_work(rig)
+    async with rig.worker():
+        await until(is_decided(work))
+    message = to_json(threshold_message(work.id)).decode()
+    old = work.batch
+    with pytest.raises(InvalidOption, match="before its threshold was learnt: pass `escalate_bel"):
+        parse_retry(old, RetryRequest())
+    with pytest.raises(InvalidOption, match="`target_accuracy` is not supported in a retry"):
+        parse_retry(old, RetryRequest(target_accuracy=0.5))
+    options = parse_retry(old, RetryRequest(escalate_below=0.5)).options
+    assert (options.escalate, options.escalate_below) == (LARGE, 0.5)
+    assert old.escalation is not None
+    learnt = replace(old, escalation=replace(old.escalation, learnt=LEARNT))
+    options = parse_retry(learnt, RetryRequest()).options
+    assert (options.completion_window, options.escalate_below) == (DEFAULT_WINDOW, SURE)
+    work.move(Status.CANCELLING)
+    handle_message(rig.aws, rig.deployment, message, plenty)
+    assert work.batch.awaits_threshold
+    finalize(rig.aws, rig.deployment, work.batch, plenty)
+    assert [row[1] for row in answers(work)] == [MODEL] * 14
+
+
+async def test_a_repeated_first_message_waits_until_all_shards_are_decided(rig: Rig) -> None:
+    """It makes the batch advance, as its sender may have died; the second model gets nothing."""
+    work = table_work(rig)
+    [first, _] = rig.run(rig.queue.receive(max_messages=2, wait_seconds=1, visibility_seconds=1))
+    async with rig.worker():
+        await until(is_decided(work))
+        rig.messages()
+        rig.run(rig.queue.send(shard_message(work.id, 0), group=None))
+        await until(lambda: rig.run(rig.deployment.control.count()))
+    assert first.body
+    early = shard_message(work.id, 1, is_escalated=True)
+    rig.run(rig.deployment.work[LARGE].send(early, group=None))
+    async with rig.worker(model=LARGE) as large:
+        await until(lambda: not rig.run(rig.deployment.work[LARGE].count()))
+    assert large.engine.requests == []
+    assert not work.shard(1).owner
