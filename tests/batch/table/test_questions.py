@@ -81,7 +81,7 @@ FAILED = to_json(
 )
 
 
-def test_requests_of_a_batch_file_are_asked_only_about_a_prompt() -> None:
+def test_requests_of_a_batch_file_need_a_prompt() -> None:
     """Their own questions are in their bodies, so asking about all columns is a mistake."""
     columns = ["custom_id", "method", "url", "body"]
     with pytest.raises(RecipeError, match="its rows are requests of a batch file"):
