@@ -32,20 +32,25 @@ class Options:
 
         Raises CalibrationError for another value.
         """
-        if cell is None or cell == "" or (isinstance(cell, float) and math.isnan(cell)):
-            return None
-        if isinstance(cell, float) and cell.is_integer():
-            cell = int(cell)
         text = str(cell).lower() if isinstance(cell, bool) else str(cell).strip()
+        if cell is None or not text or (isinstance(cell, float) and math.isnan(cell)):
+            return None
+        for spelled in (text, text.removesuffix(".0")):  # pandas adds it to numbers with gaps
+            if (index := self._index_of(spelled)) is not None:
+                return index
+        raise CalibrationError(
+            f"{_excerpt(cell)} is not an answer to `{self.name}`: use {self._named()}"
+        )
+
+    def _index_of(self, text: str) -> int | None:
+        """Return the option that a text names; levels that are not numbers also have an index."""
         if self.kind == "predicate":
             text = _BOOLEANS.get(text.lower(), text.lower())
         if text in self.texts:
             return self.texts.index(text)
-        if self.kind == "score" and text.isdecimal() and int(text) < len(self.texts):
-            return int(text)
-        raise CalibrationError(
-            f"{_excerpt(cell)} is not an answer to `{self.name}`: use {self._named()}"
-        )
+        has_index = self.kind == "score" and not any(map(str.isdecimal, self.texts))
+        is_index = has_index and text.isdecimal() and int(text) < len(self.texts)
+        return int(text) if is_index else None
 
     def _named(self) -> str:
         more = ", …" if len(self.texts) > _MAX_NAMED else ""

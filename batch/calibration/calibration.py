@@ -64,6 +64,11 @@ class Calibration:
                     f"({', '.join(known[question.name].texts)}): fit a new one"
                 )
 
+    def check_fitted(self) -> None:
+        """Raise CalibrationError if no question has a map."""
+        if not self.questions:
+            raise CalibrationError("; ".join(each["problem"] for each in self.report))
+
     @property
     def is_complete(self) -> bool:
         """Return whether every question has a map."""

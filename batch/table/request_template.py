@@ -42,6 +42,7 @@ from .template_values import (
 )
 
 _MAX_NAMED = 20
+_REQUEST_KEYS = {"custom_id", "url", "body"}
 _MAX_NAME_CHARS = 100
 _MAX_REASON_CHARS = 300
 
@@ -78,6 +79,11 @@ class RequestTemplate:
         self._num_messages = len(messages) if isinstance(messages, list) else 0
         self._fields = [(name, self._compile(value, name)) for name, value in recipe.fields.items()]
         if recipe.questions and "input" not in recipe.fields:
+            if self._all.keys() >= _REQUEST_KEYS:
+                raise RecipeError(
+                    "its rows are requests of a batch file, which contain their own questions: "
+                    "omit `ask`, or name the text to ask about in `prompt`"
+                )
             self._fields.append(("input", self._compile_row(row_columns(recipe, columns))))
         self.has_prompt_column = bool(self._used)
         if recipe.id is not None:

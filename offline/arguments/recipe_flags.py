@@ -21,6 +21,12 @@ _LAYOUTS: Final = ("questions_first", "row_first")
 FORMATS: Final = ("parquet", "csv", "tsv", "jsonl", "arrow")
 _RECIPE_SUFFIX = ".recipe.toml"
 _REQUESTS = ("prompt", "ask", "labels")
+# Fields of a request's body by the key of a recipe that has their meaning.
+_FIELDS = {
+    "confidence": "confidence",
+    "permutations": "debias",
+    "question_layout": "question_layout",
+}
 """Flags that need no recipe file."""
 
 
@@ -118,9 +124,11 @@ def recipe_of(arguments: argparse.Namespace, file: str) -> tuple[Recipe, dict[st
         return None
     if path is None and not any(name in flags for name in _REQUESTS):
         given = ", ".join(map(_flag_of, flags))
+        fields = " and ".join(f"`{_FIELDS[name]}`" for name in flags if name in _FIELDS)
         raise Refused(
             f"{given} requires a recipe: pass --prompt or --ask, or create "
             f"{recipe_path(file).name} next to the table"
+            + (f". Requests in a file have {fields} in their body instead" if fields else "")
         )
     # Imported late: only tables need these.
     from tidemill.batch.table.errors import RecipeError
@@ -176,7 +184,8 @@ def _flags_of(arguments: argparse.Namespace) -> dict[str, Any]:
     given["output"] = arguments.output_format
     for name in ("keep", "labels"):
         if (text := getattr(arguments, name)) is not None:
-            given[name] = [item.strip() for item in text.split(",") if item.strip()]
+            items = [item.strip() for item in text.split(",")]
+            given[name] = items if name == "labels" else [item for item in items if item]
     given |= calibration_keys(arguments)
     return {name: value for name, value in given.items() if value is not None}
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from tidemill.batch.calibration.answers import CalibrationError
 from tidemill.batch.calibration.calibration import Calibration
 from tidemill.batch.file.lines import FormatError
 from tidemill.batch.table.calibration_plan import CalibrationPlan, options_of, plan_of
@@ -56,6 +57,7 @@ def calibrate_output(
             plan = plan_of(keys, options, saved, gold)
             _check_gold_columns(plan, decided.kept)
             calibration = fit_calibration(plan, decided.questions, decided.batches(plan))
+            calibration.check_fitted()
             with open_new_file(str(target)) as new, new.opened() as out:
                 form = format_of(target.name) or table.format
                 writer = open_writer(out, decided.schema, form)
@@ -64,7 +66,7 @@ def calibrate_output(
                 writer.close()
         except RecipeError as exc:
             raise Refused(str(exc)) from exc
-        except (TableError, FormatError, *RAISED_BY_INPUT) as exc:
+        except (CalibrationError, TableError, FormatError, *RAISED_BY_INPUT) as exc:
             raise BadInput(f"{source} cannot be calibrated: {exc}") from exc
     return calibration
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pydantic_core import from_json, to_json
 
-from tidemill.batch.calibration.answers import Options
+from tidemill.batch.calibration.answers import CalibrationError, Options
 from tidemill.batch.calibration.calibration import Calibration, QuestionFit
 from tidemill.batch.calibration.probability_maps import Probabilities
 from tidemill.batch.file.rows import escape_separators
@@ -66,6 +66,10 @@ def calibrate_rows(
         for row in _read(source):
             add_row(fits, row, gold_of_rows(plan, row))
     calibration = calibration_of(plan, [*fits.values()])
+    try:
+        calibration.check_fitted()
+    except CalibrationError as exc:
+        raise BadInput(f"{source} cannot be calibrated: {exc}") from exc
     with open_new_file(str(target)) as new:
         for row in _read(source):
             for answer in _answers_of(row):

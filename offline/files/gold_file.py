@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tidemill.batch.calibration.answers import CalibrationError, Options
+from tidemill.batch.calibration.report import MIN_GOLD_ROWS
 from tidemill.batch.file.lines import FormatError
 from tidemill.batch.table.calibration_plan import GoldAnswers
 from tidemill.batch.table.errors import TableError
@@ -46,8 +47,12 @@ def read_gold(path: Path, id_column: str | None, questions: Sequence[Options]) -
                     f"has {', '.join(names[:_MAX_NAMED])}"
                 )
             answers = _answers(table, id_column, options, path)
-            if not any(answers.values()):
-                raise BadInput(f"the gold file {path} has no answer: every cell is empty")
+            for name, known in answers.items():
+                if len(known) < MIN_GOLD_ROWS:
+                    raise BadInput(
+                        f"the gold file {path} has {len(known)} answers to `{name}`: at least "
+                        f"{MIN_GOLD_ROWS} are required"
+                    )
             return GoldAnswers(id_column, answers)
     except OSError as exc:
         raise BadInput(f"the gold file {path} cannot be read ({exc.strerror})") from exc
@@ -73,7 +78,13 @@ def _answers(
                     index = each.index(cell)
                 except CalibrationError as exc:
                     raise BadInput(f"{path}, row {row:,}: {exc}") from exc
-                if index is not None:
-                    answers[each.name][custom_id] = index
+                if index is None:
+                    continue
+                known = answers[each.name].setdefault(custom_id, index)
+                if known != index:
+                    raise BadInput(
+                        f"{path}, row {row:,}: {custom_id!r} has the answer {each.texts[index]!r} "
+                        f"to `{each.name}`, and {each.texts[known]!r} in an earlier row: remove one"
+                    )
         number += batch.num_rows
     return answers

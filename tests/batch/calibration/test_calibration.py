@@ -11,6 +11,7 @@ from tidemill.batch.calibration.report import report_lines
 _DAMAGED = Options("damaged", "predicate", ("true", "false"))
 _TEAM = Options("team", "choice", ("billing", "shipping", "true", "false"))
 _TONE = Options("tone", "score", ("calm", "annoyed", "furious"))
+_STARS = Options("stars", "score", ("1", "2", "3"))
 _SETTINGS = {"--model": {"name": "m", "digest": "abc"}, "layout": "row_first"}
 
 
@@ -35,7 +36,10 @@ def _fit(options: Options = _DAMAGED, num_gold: int = 40) -> QuestionFit:
         (_TEAM, False, 3),
         (_TONE, "furious", 2),
         (_TONE, 1, 1),
-        (_TONE, "", None),
+        (_TONE, "1.0", 1),
+        (_TONE, " ", None),
+        (_STARS, 3.0, 2),
+        (_STARS, "1.0", 0),
     ],
 )
 def test_a_gold_cell_names_an_option(options: Options, cell: object, index: int | None) -> None:
@@ -47,6 +51,8 @@ def test_a_gold_cell_without_an_option_is_an_error() -> None:
     """The error names the cell, the question and its options."""
     with pytest.raises(CalibrationError, match="'sales' is not an answer to `team`: use billing"):
         _TEAM.index("sales")
+    with pytest.raises(CalibrationError, match="'0' is not an answer to `stars`: use 1, 2, 3"):
+        _STARS.index("0")
 
 
 def test_priors_apply_to_all_questions_or_to_one_by_name() -> None:

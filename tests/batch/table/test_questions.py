@@ -81,6 +81,15 @@ FAILED = to_json(
 )
 
 
+def test_requests_of_a_batch_file_need_a_prompt() -> None:
+    """Their own questions are in their bodies, so asking about all columns is a mistake."""
+    columns = ["custom_id", "method", "url", "body"]
+    with pytest.raises(RecipeError, match="its rows are requests of a batch file"):
+        RequestTemplate(parse_recipe({"ask": ["x: Is it?"]}), columns)
+    given = {"ask": ["x: Is it?"], "prompt": "{{ body.input }}"}
+    assert RequestTemplate(parse_recipe(given), columns).columns == ("body",)
+
+
 def test_short_questions_become_a_decision() -> None:
     """Without a prompt, the input is the row without IDs and nulls; its layout is always named."""
     recipe = parse_recipe({"ask": [*ASK], "id": "id"})

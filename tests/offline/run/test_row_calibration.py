@@ -166,9 +166,17 @@ def _saved(path: Path) -> str:
     [
         ("", "gold.csv cannot be read"),
         ("custom_id,good\nk1,maybe\n", "gold.csv, row 1: 'maybe' is not an answer to `good`"),
-        ("custom_id,good\nk1,\n", "gold.csv has no answer: every cell is empty"),
+        ("custom_id,good\nk1,\n", "gold.csv has 0 answers to `good`: at least 10 are required"),
+        (
+            "custom_id,good\n" + "".join(f"z{n},yes\n" for n in range(12)),
+            "out.jsonl cannot be calibrated: `good` has 0 rows with a gold answer: at least 10",
+        ),
         ("custom_id,god\nk1,yes\n", "one for each question with gold answers (good, team, 3)"),
         ("id,good\nk1,yes\n", "must have the column `custom_id`"),
+        (
+            "custom_id,good\nk1,yes\nk1,no\n",
+            "row 2: 'k1' has the answer 'false' to `good`, and 'true' in an earlier row: remove",
+        ),
         ("PAR1", "gold.csv cannot be read"),
     ],
 )
@@ -184,6 +192,7 @@ def test_an_unsuitable_gold_file_leaves_the_rows_as_they_are(
     assert words in str(refused.value)
     assert "calibrate them with `tidemill calibrate`" in str(refused.value)
     assert b"raw_probabilities" not in target.read_bytes()
+    assert not (tmp_path / "out.calibration.json").exists()
 
 
 def test_unsuitable_flags_are_refused_before_the_run(run: Any, tmp_path: Path) -> None:

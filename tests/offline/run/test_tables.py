@@ -308,6 +308,12 @@ def test_a_table_that_changes_during_the_run_is_not_written(
     ("flags", "lines", "words"),
     [
         (["--id", "id"], None, "--id requires a recipe: pass --prompt"),
+        (["--permutations", "2"], None, "Requests in a file have `debias` in their body instead"),
+        (
+            ["--labels", "a,,b"],
+            None,
+            "`labels` has an empty text in its choices: remove or name it",
+        ),
         (["--recipe", "none.toml"], None, "the recipe none.toml cannot be read"),
         (["--prompt", "{{ x }}", "-e", "e.jsonl"], None, "-e is not supported for tables"),
         ([], ["colour = 1"], "`colour` is not a recipe key"),
