@@ -8,9 +8,10 @@ transfers a step to a device, and one broadcast to other ranks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -42,7 +43,8 @@ class Step:
     those of the ids of the packed tokens `shown_rows`, and D further vectors each, which are added
     to the residual after the first D layers (DeepStack). `adapters`: span `s` runs through adapter
     `adapters[s]`, 0 meaning none. `sampled_slots`: slots of the sequences that sample a token.
-    `more_slots`: `slots` of the groups of layers after the first.
+    `more_slots`: `slots` of the groups of layers after the first. `copies`: for each group, slots
+    to copy from and to copy to, once the keys and values of the tokens are stored.
     `state_sources`, `state_rows`: the rows of recurrent state that span `s` starts from, -1 being
     zeros, and that it leaves its state in.
     """
@@ -66,6 +68,7 @@ class Step:
     state_sources: Tensor | None = None  # [S]
     state_rows: Tensor | None = None  # [S]
     more_slots: Tensor | None = None  # [(G - 1) · slot_stride(T)]
+    copies: Tensor | None = None  # [G · 2 · C]
     copy_on_host: Step | None = None  # None if this is the copy
 
     @classmethod
@@ -89,17 +92,21 @@ class Step:
 
         On a device, page lists start at the host's offsets.
         """
-        if not group:
-            return self
         assert self.more_slots is not None
         host = self.host
         stride = slot_stride(len(self.slots))
+        copies = self.copies
+        if copies is not None:
+            copies = copies.view(1 + len(self.more_slots) // stride, -1)[group]
+        if not group:
+            return self if copies is None else replace(self, copies=copies)
         first = (group - 1) * stride
         num_pages = int(host.page_starts[-1])
         return replace(
             self,
             page_starts=host.page_starts + group * num_pages,
             slots=self.more_slots[first : first + len(self.slots)],
+            copies=copies,
             copy_on_host=None if self is host else host.of_group(group),
         )
 
@@ -117,6 +124,24 @@ class Step:
     def num_tokens(self) -> int:
         """Return the number of tokens that the step computes."""
         return len(self.token_ids)
+
+
+class SlotCopies(NamedTuple):
+    """Slots to copy from and to, as indices of the dimensions that hold them in stored tensors."""
+
+    sources: tuple[Tensor, ...]
+    targets: tuple[Tensor, ...]
+
+    @classmethod
+    def of_group(cls, copies: Tensor, *sizes: int) -> Self:
+        """Return the copies `[2 · C]` of one group; the slots of a page have these `sizes`."""
+        sources, targets = copies.long().view(2, -1)
+        shape = (MAX_SLOTS // math.prod(sizes), *sizes)
+        return cls(torch.unravel_index(sources, shape), torch.unravel_index(targets, shape))
+
+    def apply(self, stored: Tensor) -> None:
+        """Copy within `stored [pages, *sizes, …]`."""
+        stored[self.targets] = stored[self.sources]
 
 
 def pack_arrays(

@@ -65,12 +65,13 @@ class Placer:
         self._refused = None
         queue.pop()
         num_cached = placement.num_cached * self._table.page_size
+        start = num_cached + placement.num_copied
         if sequence.num_preemptions == 0:
-            sequence.num_cached_tokens = num_cached
+            sequence.num_cached_tokens = start
             sequence.start_order = self._num_started
             self._num_started += 1
         self._states.restore_logprobs(sequence, placement.num_cached)
-        slot = self._table.place(sequence, num_cached)
+        slot = self._table.place(sequence, start)
         following = queue.peek() if len(self._states.groups) > 1 else None
         self._states.enter(slot, placement, following)
         if self.forecast is not None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..attention import AttentionShape, HeadNorms
 from ..reference import zeros
-from ..step import Step
+from ..step import SlotCopies, Step
 from .flash import BLOCK, LOWEST, PAGE_SIZE
 from .qkv import store_kv, store_qkv
 from .scalars import DTYPES, elements
@@ -38,6 +38,7 @@ class CpuAttention:
     """
 
     page_size = PAGE_SIZE
+    copies_slots = True
 
     def __init__(
         self,
@@ -81,6 +82,13 @@ class CpuAttention:
         self._positions, self._pages = step.positions.numpy(), step.pages.numpy()
         self._ends = step.visible_ends.numpy()
         self._layouts: dict[tuple[int, ...], TilePlan] = {}
+        self._copies = None
+        if step.copies is not None:
+            at_once = WORD_BYTES // self.keys[0].itemsize
+            self._copies = (
+                SlotCopies.of_group(step.copies, PAGE_SIZE),
+                SlotCopies.of_group(step.copies, PAGE_SIZE // at_once, at_once),
+            )
         self._step = step
 
     def store_qkv(
@@ -104,6 +112,7 @@ class CpuAttention:
             ),
             *(self._slots, elements(query), _flat_words(query), own.keys, own.values),
         )
+        self._copy(own)
         return query
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
@@ -112,6 +121,7 @@ class CpuAttention:
         words = _flat_words(key.contiguous())
         bits = _bits(value.contiguous().view(len(value), -1))
         store_kv(shared_pool(), words, bits, self._slots, own.keys, own.values)
+        self._copy(own)
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Attend every token to its visible context: `[T, Hq, Dk]` → `[T, Hq, Dv]`."""
@@ -139,6 +149,13 @@ class CpuAttention:
                 *(own.keys, own.values, layout.kept, *own.numbers, share_of_sinks, own.bias, mixed),
             )
         return out
+
+    def _copy(self, own: _Layer) -> None:
+        """Copy the step's slots within a layer's pages."""
+        if self._copies is not None:
+            of_keys, of_values = self._copies
+            of_keys.apply(own.all_keys.permute(0, 3, 1, 2, 4))
+            of_values.apply(own.all_values.permute(0, 2, 4, 1, 3))
 
     def _layout(self, own: _Layer) -> TilePlan:
         """Return the step's tile plan for a layer, cached by shape."""

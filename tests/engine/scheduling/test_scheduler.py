@@ -38,6 +38,7 @@ class Case:
     policy: type[ArrivalOrder | PrefixOrder | LongestFirst]
     steps_ahead: int
     tokens_of_lines: int
+    fewest_copied: int
     requests: list[tuple[int, SequenceRequest]]
 
 
@@ -72,6 +73,7 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.sampled_from([ArrivalOrder, PrefixOrder, LongestFirst])),
         draw(st.integers(0, 2)),
         draw(st.integers(1, 9)),
+        draw(st.integers(0, 2)),
         sorted(requests, key=lambda item: item[0]),
     )
 
@@ -93,6 +95,7 @@ def test_every_sequence_generates_what_it_would_alone(case: Case) -> None:
         UrgentFirst(case.policy()),
         case.steps_ahead,
         line_limit=LineTokenLimit(tokens=case.tokens_of_lines),
+        fewest_copied=case.fewest_copied,
     )
     assert yard.scheduler.can_ever_fit(most)
     for before, request in case.requests:
