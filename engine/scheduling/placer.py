@@ -49,6 +49,13 @@ class Placer:
         lone = table.running.tolist() if table.num_taken == 1 else []
         return not sequence.is_suspect and not any(table.sequence(i).is_suspect for i in lone)
 
+    def must_wait(self, sequence: Sequence) -> bool:
+        """Return whether an interactive sequence starts later, to share pages instead of computing.
+
+        Those of one request arrive together, and all may share a prompt.
+        """
+        return sequence.is_urgent and self._states.is_in_progress(sequence)
+
     def try_place(self, queue: Admission) -> int | None:
         """Start the next of a queue, if there is room for it; return its slot."""
         sequence = queue.peek()

@@ -340,6 +340,8 @@ class Scheduler:
                 break
             if not self._placer.may_join(sequence) or not has_rows_for(sequence, budget):
                 break
+            if self._placer.must_wait(sequence):
+                break
             slot = self._placer.try_place(queue)
             if slot is None:
                 break
@@ -354,6 +356,8 @@ class Scheduler:
         """
         while (sequence := self._admission.peek()) is not None and sequence.is_urgent:
             if len(self._suspects) or not self._placer.may_join(sequence):
+                return
+            if self._placer.must_wait(sequence):  # `_admit` may start it once the page is named
                 return
             while not self.table.free_slots or self._placer.try_place(self._admission) is None:
                 if not self._make_way_for(sequence):

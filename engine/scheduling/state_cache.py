@@ -139,6 +139,22 @@ class StateCache:
             return self._placed(sequence, 0, most_cached, num_others)
         return self._with_copies(placement) if self._copying else placement
 
+    def is_in_progress(self, sequence: Sequence) -> bool:
+        """Return whether a running interactive prompt will compute the next page of a sequence."""
+        table, size = self._table, self._page_size
+        running = table.running[table.is_urgent[table.running]]
+        computed = table.num_computed[running]
+        is_prompt = table.num_tokens[running] - computed > 1
+        if not is_prompt.any():
+            return False
+        digests, most = self._digests(sequence), (self._num_resumable(sequence) - 1) // size
+        page = min(group.resumable(digests, most) for group in self.groups)
+        if page >= most:
+            return False
+        pending = running[is_prompt & (computed < (page + 1) * size)].tolist()
+        others = (table.sequence(slot).digests for slot in pending)
+        return any(other[page : page + 1] == digests[page : page + 1] for other in others)
+
     def _with_copies(self, placement: Placement) -> Placement:
         """Return a placement that copies the first tokens of the next page, if that is possible."""
         sequence, place = placement.sequence, placement.num_cached
