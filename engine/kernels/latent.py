@@ -21,7 +21,7 @@ from .attention import AttentionBackend, AttentionShape, HeadNorms, kv_width
 from .quantised import FP8
 from .reference import Span, step_spans, to_storage, zeros
 from .shared_prefixes import SharedPrefixes, find_shared_prefixes
-from .step import SlotCopies, Step
+from .step import Step
 
 # Decodes in one padded product have similar lengths, so that less than half of it is padding.
 DECODES_AT_ONCE = 64
@@ -87,9 +87,7 @@ class LatentAttention:
     def prepare(self, step: Step) -> None:
         """Read the positions of the next forward pass's tokens; valid until the next call."""
         self._slots, self._num_decodes = step.slots.long(), step.num_decodes
-        self._copies = None
-        if step.copies is not None:
-            self._copies = SlotCopies.of_group(step.copies, self.page_size)
+        self._copies = step.page_copies
         spans = step_spans(step)
         self._spans = spans[step.num_decodes :]
         shared = find_shared_prefixes(step.host, self.page_size)
@@ -117,11 +115,10 @@ class LatentAttention:
         flat = pages.view(-1, pages.shape[2])
         stored = to_storage(key[:, 0], flat.dtype)
         if flat.dtype == FP8:
-            pages, stored = pages.view(torch.uint8), stored.view(torch.uint8)
-            flat = flat.view(torch.uint8)
+            flat, stored = flat.view(torch.uint8), stored.view(torch.uint8)
         flat[self._slots] = stored
-        if self._copies is not None:
-            self._copies.apply(pages)
+        for source, target, count in self._copies:
+            pages[target, :count] = pages[source, :count]
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Attend absorbed queries to latents: `[T, Hq, W]` → `[T, Hq, R]`."""

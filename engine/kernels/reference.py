@@ -18,7 +18,7 @@ from torch import Tensor
 from .attention import AttentionShape, HeadNorms, kv_width
 from .elementwise import qk_norm_rope
 from .quantised import FP8, FP8_MAX
-from .step import SlotCopies, Step
+from .step import Step
 
 CPU = torch.device("cpu")
 
@@ -98,9 +98,7 @@ class ReferenceAttention:
         self._spans, self._ends = step_spans(step), step.ends
         slots = step.slots.long()
         self._places = (slots // self.page_size, slots % self.page_size)
-        self._copies = None
-        if step.copies is not None:
-            self._copies = SlotCopies.of_group(step.copies, self.page_size)
+        self._copies = step.page_copies
 
     def store_qkv(
         self, layer: int, qkv: Tensor, cos_sin: Tensor, norms: HeadNorms | None
@@ -113,12 +111,11 @@ class ReferenceAttention:
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Write the step's `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots."""
         keys, values = self.keys[layer], self.values[layer]
-        of_keys, of_values = _bits(keys).permute(0, 3, 1, 2), _bits(values).transpose(1, 2)
-        of_keys[self._places] = _bits(to_storage(key, keys.dtype))
-        of_values[self._places] = _bits(to_storage(value, values.dtype))
-        if self._copies is not None:
-            self._copies.apply(of_keys)
-            self._copies.apply(of_values)
+        _bits(keys).permute(0, 3, 1, 2)[self._places] = _bits(to_storage(key, keys.dtype))
+        _bits(values).transpose(1, 2)[self._places] = _bits(to_storage(value, values.dtype))
+        for source, target, count in self._copies:
+            keys[target, ..., :count] = keys[source, ..., :count]
+            values[target, :, :count] = values[source, :, :count]
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Attend every token to its visible context: `[T, Hq, Dk]` → `[T, Hq, Dv]`."""

@@ -8,10 +8,9 @@ transfers a step to a device, and one broadcast to other ranks.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,8 +42,9 @@ class Step:
     those of the ids of the packed tokens `shown_rows`, and D further vectors each, which are added
     to the residual after the first D layers (DeepStack). `adapters`: span `s` runs through adapter
     `adapters[s]`, 0 meaning none. `sampled_slots`: slots of the sequences that sample a token.
-    `more_slots`: `slots` of the groups of layers after the first. `copies`: for each group, slots
-    to copy from and to copy to, once the keys and values of the tokens are stored.
+    `more_slots`: `slots` of the groups of layers after the first. `copies`: for each group, rows of
+    two pages and the number of first tokens that each layer copies from one to the other, once
+    those of the step are stored.
     `state_sources`, `state_rows`: the rows of recurrent state that span `s` starts from, -1 being
     zeros, and that it leaves its state in.
     """
@@ -68,7 +68,7 @@ class Step:
     state_sources: Tensor | None = None  # [S]
     state_rows: Tensor | None = None  # [S]
     more_slots: Tensor | None = None  # [(G - 1) · slot_stride(T)]
-    copies: Tensor | None = None  # [G · 2 · C]
+    copies: Tensor | None = None  # [G · C · 3]
     copy_on_host: Step | None = None  # None if this is the copy
 
     @classmethod
@@ -121,27 +121,15 @@ class Step:
         return self.positions + 1 if self.ends is None else self.ends
 
     @property
+    def page_copies(self) -> list[list[int]]:
+        """Return the copies of the one group: source page, target page, number of tokens."""
+        copies = self.host.copies
+        return [] if copies is None else copies.view(-1, 3).tolist()
+
+    @property
     def num_tokens(self) -> int:
         """Return the number of tokens that the step computes."""
         return len(self.token_ids)
-
-
-class SlotCopies(NamedTuple):
-    """Slots to copy from and to, as indices of the dimensions that hold them in stored tensors."""
-
-    sources: tuple[Tensor, ...]
-    targets: tuple[Tensor, ...]
-
-    @classmethod
-    def of_group(cls, copies: Tensor, *sizes: int) -> Self:
-        """Return the copies `[2 · C]` of one group; the slots of a page have these `sizes`."""
-        sources, targets = copies.long().view(2, -1)
-        shape = (MAX_SLOTS // math.prod(sizes), *sizes)
-        return cls(torch.unravel_index(sources, shape), torch.unravel_index(targets, shape))
-
-    def apply(self, stored: Tensor) -> None:
-        """Copy within `stored [pages, *sizes, …]`."""
-        stored[self.targets] = stored[self.sources]
 
 
 def pack_arrays(

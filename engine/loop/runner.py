@@ -290,7 +290,7 @@ def step_arrays(
     if table.original_positions is not None:
         arrays["long_rope"] = np.repeat(table.has_long_rope[plan.slots], lengths)
     copied = plan.starts_fresh & (table.sources[plan.slots] != NO_PAGE)
-    copies = _copies(plan, copied, table.pages, table.sources, size) if copied.any() else []
+    copies = [_copies(plan, copied, table.pages, table.sources, size)] if copied.any() else []
     more_pages, more_slots = [pages], []
     for group in groups:
         if isinstance(group, Rows):
@@ -305,7 +305,7 @@ def step_arrays(
             more_slots.append(np.zeros(slot_stride(len(positions)), np.int64))
             more_slots[-1][: len(positions)] = own[at_pages] * size + positions % size
             if copies:
-                copies += _copies(plan, copied, group.pages, group.sources, size)
+                copies.append(_copies(plan, copied, group.pages, group.sources, size))
     if copies:
         arrays["copies"] = np.concatenate(copies)
     if more_slots:
@@ -320,18 +320,10 @@ def _copies(
     pages: NDArray[np.int32],
     sources: NDArray[np.int32],
     size: int,
-) -> list[NDArray[np.int64]]:
-    """Return the slots of a group that spans in `copied [S]` copy from, and those to copy to.
-
-    They are those of the tokens in the page of each span's start that precede it.
-    """
+) -> NDArray[np.int64]:
+    """Return a group's `Step.copies`: the tokens before each span in `copied [S]`, of its page."""
     slots, starts = plan.slots[copied], plan.starts[copied]
-    counts = starts % size
-    places = _runs(np.zeros_like(counts), counts, _starts(counts))
-    return [
-        np.repeat(of_span.astype(np.int64) * size, counts) + places
-        for of_span in (sources[slots], pages[slots, starts // size])
-    ]
+    return np.stack([sources[slots], pages[slots, starts // size], starts % size], axis=1).ravel()
 
 
 def _has_unknown_id(plan: StepPlan, table: SequenceTable) -> NDArray[np.bool_]:

@@ -24,8 +24,8 @@ from .table import SequenceTable
 from .token_logprobs import narrow_records, record_bytes
 
 MAX_BYTES = 64 << 20
-# Copying fewer tokens into a page costs more than computing them.
-FEWEST_COPIED = 4
+# Copying one token into a page may cost as much as computing it.
+FEWEST_COPIED = 2
 
 
 class _Page(NamedTuple):

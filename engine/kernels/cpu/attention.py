@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..attention import AttentionShape, HeadNorms
 from ..reference import zeros
-from ..step import SlotCopies, Step
+from ..step import Step
 from .flash import BLOCK, LOWEST, PAGE_SIZE
 from .qkv import store_kv, store_qkv
 from .scalars import DTYPES, elements
@@ -82,13 +82,7 @@ class CpuAttention:
         self._positions, self._pages = step.positions.numpy(), step.pages.numpy()
         self._ends = step.visible_ends.numpy()
         self._layouts: dict[tuple[int, ...], TilePlan] = {}
-        self._copies = None
-        if step.copies is not None:
-            at_once = WORD_BYTES // self.keys[0].itemsize
-            self._copies = (
-                SlotCopies.of_group(step.copies, PAGE_SIZE),
-                SlotCopies.of_group(step.copies, PAGE_SIZE // at_once, at_once),
-            )
+        self._copies = step.page_copies
         self._step = step
 
     def store_qkv(
@@ -151,11 +145,14 @@ class CpuAttention:
         return out
 
     def _copy(self, own: _Layer) -> None:
-        """Copy the step's slots within a layer's pages."""
-        if self._copies is not None:
-            of_keys, of_values = self._copies
-            of_keys.apply(own.all_keys.permute(0, 3, 1, 2, 4))
-            of_values.apply(own.all_values.permute(0, 2, 4, 1, 3))
+        """Copy the beginnings of a layer's pages that the step names."""
+        for source, target, count in self._copies:
+            own.keys[target, ..., :count] = own.keys[source, ..., :count]
+            units, rest = divmod(count, own.value_bits.shape[-1])
+            own.values[target, :, :units] = own.values[source, :, :units]
+            if rest:  # the last word has values of one token that is copied, and of one that is not
+                last = own.value_bits[:, :, units, :, :rest]
+                last[target] = last[source]
 
     def _layout(self, own: _Layer) -> TilePlan:
         """Return the step's tile plan for a layer, cached by shape."""
@@ -177,6 +174,7 @@ class _Layer:
         self.shape = shape
         self.group = shape.num_query_heads // heads
         self.keys, self.values = (_words(numbers_) for numbers_ in (keys, values))
+        self.value_bits = _bits(values)
         before = (shape.window or np.iinfo(np.int32).max) - 1
         after = 0 if shape.is_causal else before
         chunk = shape.chunk or np.iinfo(np.int32).max

@@ -146,15 +146,12 @@ class Paged:
 
     def _copies(self, pieces: Sequence[Piece], copying: AbstractSet[int]) -> NDArray[np.int64]:
         size = self.backend.page_size
-        return np.concatenate(
-            [
-                pages[start // size] * size + np.arange(start % size)
-                for own in (False, True)
-                for index, start, _ in pieces
-                if index in copying
-                for pages in [self.pages[index if own else 0]]
-            ]
-        )
+        rows = [
+            (self.pages[0][start // size], self.pages[index][start // size], start % size)
+            for index, start, _ in pieces
+            if index in copying
+        ]
+        return np.array(rows).ravel()
 
     def run(
         self,
