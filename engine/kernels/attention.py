@@ -104,10 +104,12 @@ class AttentionBackend(Protocol):
     """Paged KV cache of all layers, in its own layout, and attention over it.
 
     `prepare` is called once per step, before the first layer. Then each layer calls `store_qkv`, or
-    `store` if heads are normed and rotated already, and `attend`.
+    `store` if heads are normed and rotated already, and `attend`. Only a backend that
+    `copies_slots` gets steps with copies.
     """
 
     page_size: int
+    copies_slots: bool
 
     def prepare(self, step: Step) -> None:
         """Prepare for the next forward pass, that of `step`; valid until the next call."""

@@ -34,7 +34,7 @@ class GroupedAttention:
     ) -> None:
         of_groups = [[shapes[layer] for layer in group.layers] for group in groups]
         first = backend(max(of_groups, key=len), num_pages, dtype, device)
-        self.page_size = first.page_size
+        self.page_size, self.copies_slots = first.page_size, first.copies_slots
         self._backends = [first.with_layers(own) for own in of_groups]
         self._places = {
             layer: (self._backends[number], place)

@@ -16,7 +16,7 @@ class HybridBackend:
     """An `AttentionBackend` and a `RecurrentBackend`; each counts its own layers."""
 
     def __init__(self, attention: AttentionBackend, recurrence: RecurrentBackend) -> None:
-        self.page_size = attention.page_size
+        self.page_size, self.copies_slots = attention.page_size, attention.copies_slots
         self.recurrence = recurrence
         self._attention = attention
 

@@ -58,6 +58,7 @@ class LatentAttention:
     """
 
     page_size = 16
+    copies_slots = True
 
     def __init__(
         self,
@@ -86,6 +87,7 @@ class LatentAttention:
     def prepare(self, step: Step) -> None:
         """Read the positions of the next forward pass's tokens; valid until the next call."""
         self._slots, self._num_decodes = step.slots.long(), step.num_decodes
+        self._copies = step.page_copies
         spans = step_spans(step)
         self._spans = spans[step.num_decodes :]
         shared = find_shared_prefixes(step.host, self.page_size)
@@ -115,6 +117,8 @@ class LatentAttention:
         if flat.dtype == FP8:
             flat, stored = flat.view(torch.uint8), stored.view(torch.uint8)
         flat[self._slots] = stored
+        for source, target, count in self._copies:
+            pages[target, :count] = pages[source, :count]
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Attend absorbed queries to latents: `[T, Hq, W]` → `[T, Hq, R]`."""

@@ -62,6 +62,7 @@ class ReferenceAttention:
     """
 
     page_size = 16
+    copies_slots = True
 
     def __init__(
         self,
@@ -97,6 +98,7 @@ class ReferenceAttention:
         self._spans, self._ends = step_spans(step), step.ends
         slots = step.slots.long()
         self._places = (slots // self.page_size, slots % self.page_size)
+        self._copies = step.page_copies
 
     def store_qkv(
         self, layer: int, qkv: Tensor, cos_sin: Tensor, norms: HeadNorms | None
@@ -111,6 +113,9 @@ class ReferenceAttention:
         keys, values = self.keys[layer], self.values[layer]
         _bits(keys).permute(0, 3, 1, 2)[self._places] = _bits(to_storage(key, keys.dtype))
         _bits(values).transpose(1, 2)[self._places] = _bits(to_storage(value, values.dtype))
+        for source, target, count in self._copies:
+            keys[target, ..., :count] = keys[source, ..., :count]
+            values[target, :, :count] = values[source, :, :count]
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Attend every token to its visible context: `[T, Hq, Dk]` → `[T, Hq, Dv]`."""

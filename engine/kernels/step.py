@@ -42,7 +42,9 @@ class Step:
     those of the ids of the packed tokens `shown_rows`, and D further vectors each, which are added
     to the residual after the first D layers (DeepStack). `adapters`: span `s` runs through adapter
     `adapters[s]`, 0 meaning none. `sampled_slots`: slots of the sequences that sample a token.
-    `more_slots`: `slots` of the groups of layers after the first.
+    `more_slots`: `slots` of the groups of layers after the first. `copies`: for each group, rows of
+    two pages and the number of first tokens that each layer copies from one to the other, once
+    those of the step are stored.
     `state_sources`, `state_rows`: the rows of recurrent state that span `s` starts from, -1 being
     zeros, and that it leaves its state in.
     """
@@ -66,6 +68,7 @@ class Step:
     state_sources: Tensor | None = None  # [S]
     state_rows: Tensor | None = None  # [S]
     more_slots: Tensor | None = None  # [(G - 1) · slot_stride(T)]
+    copies: Tensor | None = None  # [G · C · 3]
     copy_on_host: Step | None = None  # None if this is the copy
 
     @classmethod
@@ -89,17 +92,21 @@ class Step:
 
         On a device, page lists start at the host's offsets.
         """
-        if not group:
-            return self
         assert self.more_slots is not None
         host = self.host
         stride = slot_stride(len(self.slots))
+        copies = self.copies
+        if copies is not None:
+            copies = copies.view(1 + len(self.more_slots) // stride, -1)[group]
+        if not group:
+            return self if copies is None else replace(self, copies=copies)
         first = (group - 1) * stride
         num_pages = int(host.page_starts[-1])
         return replace(
             self,
             page_starts=host.page_starts + group * num_pages,
             slots=self.more_slots[first : first + len(self.slots)],
+            copies=copies,
             copy_on_host=None if self is host else host.of_group(group),
         )
 
@@ -112,6 +119,12 @@ class Step:
     def visible_ends(self) -> Tensor:
         """Return, for each causal token, the position `[T]` after the last one that it sees."""
         return self.positions + 1 if self.ends is None else self.ends
+
+    @property
+    def page_copies(self) -> list[list[int]]:
+        """Return the copies of the one group: source page, target page, number of tokens."""
+        copies = self.host.copies
+        return [] if copies is None else copies.view(-1, 3).tolist()
 
     @property
     def num_tokens(self) -> int:

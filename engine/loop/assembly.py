@@ -15,6 +15,7 @@ from ..model.network.loaded_model import LoadedModel
 from ..scheduling.admission import Admission, ArrivalOrder, PrefixOrder, UrgentFirst
 from ..scheduling.kv_forecast import KVForecast
 from ..scheduling.scheduler import Scheduler
+from ..scheduling.state_cache import FEWEST_COPIED
 from ..scheduling.step_budget import MAX_SCORED_ROWS
 from ..scheduling.table import SequenceTable
 from ..speculation.drafter import NgramDrafter
@@ -93,6 +94,7 @@ def make_core(
         forecast=forecast,
         max_scored_rows=budget if model.has_head else MAX_SCORED_ROWS,
         drafter=_make_drafter(table, groups, config, steps_ahead),
+        fewest_copied=FEWEST_COPIED if attention.copies_slots else 0,
     )
     captures = captures or capture_on(model.device)
     graphs = make_graphs(model, attention, table, budget, captures)
@@ -138,6 +140,7 @@ def further_groups(
                 table.page_size,
                 np.zeros_like(table.pages),
                 np.zeros_like(table.num_pages),
+                np.zeros_like(table.sources),
                 visibility=visibility,
                 step_tokens=step_tokens,
                 tag=bytes([number]),

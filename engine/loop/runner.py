@@ -20,7 +20,7 @@ from ..model.network.loaded_model import LoadedModel, NetworkWithHead, VisionEnc
 from ..scheduling.images import PromptImage, image_span
 from ..scheduling.step_plan import StepPlan
 from ..scheduling.table import SequenceTable
-from ..state.groups import Pages, StateGroup
+from ..state.groups import NO_PAGE, Pages, StateGroup
 from ..state.rows import Rows
 from .cuda_graphs import CudaGraphs
 from .device_health import probe
@@ -289,6 +289,8 @@ def step_arrays(
     }
     if table.original_positions is not None:
         arrays["long_rope"] = np.repeat(table.has_long_rope[plan.slots], lengths)
+    copied = plan.starts_fresh & (table.sources[plan.slots] != NO_PAGE)
+    copies = [_copies(plan, copied, table.pages, table.sources, size)] if copied.any() else []
     more_pages, more_slots = [pages], []
     for group in groups:
         if isinstance(group, Rows):
@@ -302,10 +304,26 @@ def step_arrays(
             more_pages.append(own)
             more_slots.append(np.zeros(slot_stride(len(positions)), np.int64))
             more_slots[-1][: len(positions)] = own[at_pages] * size + positions % size
+            if copies:
+                copies.append(_copies(plan, copied, group.pages, group.sources, size))
+    if copies:
+        arrays["copies"] = np.concatenate(copies)
     if more_slots:
         arrays["pages"] = np.concatenate(more_pages)
         arrays["more_slots"] = np.concatenate(more_slots)
     return arrays
+
+
+def _copies(
+    plan: StepPlan,
+    copied: NDArray[np.bool_],
+    pages: NDArray[np.int32],
+    sources: NDArray[np.int32],
+    size: int,
+) -> NDArray[np.int64]:
+    """Return a group's `Step.copies`: the tokens before each span in `copied [S]`, of its page."""
+    slots, starts = plan.slots[copied], plan.starts[copied]
+    return np.stack([sources[slots], pages[slots, starts // size], starts % size], axis=1).ravel()
 
 
 def _has_unknown_id(plan: StepPlan, table: SequenceTable) -> NDArray[np.bool_]:

@@ -49,6 +49,13 @@ class Placer:
         lone = table.running.tolist() if table.num_taken == 1 else []
         return not sequence.is_suspect and not any(table.sequence(i).is_suspect for i in lone)
 
+    def must_wait(self, sequence: Sequence) -> bool:
+        """Return whether an interactive sequence starts later, to share pages instead of computing.
+
+        Those of one request arrive together, and all may share a prompt.
+        """
+        return sequence.is_urgent and self._states.is_in_progress(sequence)
+
     def try_place(self, queue: Admission) -> int | None:
         """Start the next of a queue, if there is room for it; return its slot."""
         sequence = queue.peek()
@@ -65,12 +72,13 @@ class Placer:
         self._refused = None
         queue.pop()
         num_cached = placement.num_cached * self._table.page_size
+        start = num_cached + placement.num_copied
         if sequence.num_preemptions == 0:
-            sequence.num_cached_tokens = num_cached
+            sequence.num_cached_tokens = start
             sequence.start_order = self._num_started
             self._num_started += 1
         self._states.restore_logprobs(sequence, placement.num_cached)
-        slot = self._table.place(sequence, num_cached)
+        slot = self._table.place(sequence, start)
         following = queue.peek() if len(self._states.groups) > 1 else None
         self._states.enter(slot, placement, following)
         if self.forecast is not None:

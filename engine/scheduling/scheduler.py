@@ -47,7 +47,7 @@ class Scheduler:
     whose state is not the table's full pages. With a `forecast` rows of files start only if the KV
     cache can hold all running sequences to their ends. A step scores at most `max_scored_rows`
     prompt tokens. With a `drafter` it verifies drafts, which layers must be able to forget: the
-    state of all `groups` must then be pages.
+    state of all `groups` must then be pages. For `fewest_copied`, see `StateCache`.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Scheduler:
         forecast: KVForecast | None = None,
         max_scored_rows: int = MAX_SCORED_ROWS,
         drafter: Drafter | None = None,
+        fewest_copied: int = 0,
     ) -> None:
         self.table = table
         self.pool = pool
@@ -74,8 +75,8 @@ class Scheduler:
         self._max_scored_rows = max_scored_rows
         self._suspects = ArrivalOrder()
         self._num_in_flight = 0
-        pages = Pages(pool, table.page_size, table.pages, table.num_pages)
-        self._states = StateCache(table, [pages, *groups])
+        pages = Pages(pool, table.page_size, table.pages, table.num_pages, table.sources)
+        self._states = StateCache(table, [pages, *groups], fewest_copied)
         self.drafts = None if drafter is None else Drafts(table, pool, self._states, drafter)
         self._prompts = PromptChunks(table, self._states)
         self._placer = Placer(table, pool, self._states, forecast, self.drafts)
@@ -339,6 +340,8 @@ class Scheduler:
                 break
             if not self._placer.may_join(sequence) or not has_rows_for(sequence, budget):
                 break
+            if self._placer.must_wait(sequence):
+                break
             slot = self._placer.try_place(queue)
             if slot is None:
                 break
@@ -353,6 +356,8 @@ class Scheduler:
         """
         while (sequence := self._admission.peek()) is not None and sequence.is_urgent:
             if len(self._suspects) or not self._placer.may_join(sequence):
+                return
+            if self._placer.must_wait(sequence):  # `_admit` may start it once the page is named
                 return
             while not self.table.free_slots or self._placer.try_place(self._admission) is None:
                 if not self._make_way_for(sequence):

@@ -225,6 +225,13 @@ class Sequence:
         """Return the number of prompt and generated tokens; as current as `generated`."""
         return len(self.prompt) + len(self.generated)
 
+    def tokens(self, start: int, stop: int) -> NDArray[np.int32]:
+        """Return some of its tokens; as current as `generated`."""
+        if stop <= len(self.prompt):
+            return self.prompt[start:stop]
+        whole: NDArray[np.int32] = np.append(self.prompt, np.array(self.generated, np.int32))
+        return whole[start:stop]
+
     def repeat(self, other: Sequence) -> None:
         """Copy the result of an identical sequence; nothing is computed."""
         self.generated = list(other.generated)

@@ -1,7 +1,8 @@
 """State cache: the state of running sequences, by group of layers, and the prefix cache over it.
 
 A sequence resumes after the full pages whose state exists in all groups. This module does not know
-the kinds of state: a group reports its free room, and the positions to resume from.
+the kinds of state: a group reports its free room, and the positions to resume from. If all groups
+are pages, a sequence also copies the first tokens of the next page, instead of computing them.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Several
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..state.groups import StateGroup
+from ..state.groups import NO_PAGE, Pages, StateGroup
 from ..state.pages import Digest, PagePool, page_digests, root_digest
 from .images import image_digests
 from .sequence import Sequence, SequenceRequest
@@ -22,6 +24,8 @@ from .table import SequenceTable
 from .token_logprobs import narrow_records, record_bytes
 
 MAX_BYTES = 64 << 20
+# Copying one token into a page may cost as much as computing it.
+FEWEST_COPIED = 2
 
 
 class _Page(NamedTuple):
@@ -76,7 +80,8 @@ class Placement(NamedTuple):
     """The position where a waiting sequence would resume, next to `num_others` other sequences.
 
     `num_cached` pages are cached in all groups, `most_cached` in at least one; `needed` is the
-    number of pages that must be free, by pool.
+    number of pages that must be free, by pool. Of the next page, `num_copied` tokens are copied
+    from `sources`, one page for each group.
     """
 
     sequence: Sequence
@@ -84,6 +89,8 @@ class Placement(NamedTuple):
     most_cached: int
     needed: tuple[tuple[PagePool, int], ...]
     num_others: int
+    num_copied: int = 0
+    sources: tuple[int, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -92,14 +99,23 @@ class Placement(NamedTuple):
 
 
 class StateCache:
-    """Groups of state of one table's sequences: looked up, entered, extended, named, released."""
+    """Groups of state of one table's sequences: looked up, entered, extended, named, released.
 
-    def __init__(self, table: SequenceTable, groups: Several[StateGroup]) -> None:
+    A sequence copies at least `fewest_copied` tokens into a page, or none; 0 means that no
+    sequence does.
+    """
+
+    def __init__(
+        self, table: SequenceTable, groups: Several[StateGroup], fewest_copied: int = 0
+    ) -> None:
         self.groups = tuple(groups)
         self._further_groups = self.groups[1:]
         self.keeps_places = all(group.keeps_places for group in groups)
         self._table = table
         self._page_size = table.page_size
+        pages = [group for group in groups if isinstance(group, Pages)]
+        self._copying = pages if fewest_copied and len(pages) == len(groups) else []
+        self._fewest_copied = fewest_copied
         self._settled = np.zeros(len(table.sequences), np.int64)  # tokens of collected steps
         self.logprob_cache = LogprobCache()
 
@@ -121,7 +137,57 @@ class StateCache:
         if num_cached and not num_others and not placement.fits:
             # The cached pages occupy the memory, and no other sequence will release any.
             return self._placed(sequence, 0, most_cached, num_others)
-        return placement
+        return self._with_copies(placement) if self._copying else placement
+
+    def is_in_progress(self, sequence: Sequence) -> bool:
+        """Return whether a running interactive prompt will compute the next page of a sequence."""
+        table, size = self._table, self._page_size
+        running = table.running[table.is_urgent[table.running]]
+        computed = table.num_computed[running]
+        is_prompt = table.num_tokens[running] - computed > 1
+        if not is_prompt.any():
+            return False
+        digests, most = self._digests(sequence), (self._num_resumable(sequence) - 1) // size
+        page = min(group.resumable(digests, most) for group in self.groups)
+        if page >= most:
+            return False
+        pending = running[is_prompt & (computed < (page + 1) * size)].tolist()
+        others = (table.sequence(slot).digests for slot in pending)
+        return any(other[page : page + 1] == digests[page : page + 1] for other in others)
+
+    def _with_copies(self, placement: Placement) -> Placement:
+        """Return a placement that copies the first tokens of the next page, if that is possible."""
+        sequence, place = placement.sequence, placement.num_cached
+        if sequence.request.prompt_logprobs is not None:  # those of the page are unknown
+            return placement
+        start, size = place * self._page_size, self._page_size
+        if image_digests(sequence.request.images, start, start + size):
+            return placement
+        before = self._before(sequence, place)
+        known = [group.beginning(before) for group in self._copying]
+        beginnings = [beginning for beginning in known if beginning is not None]
+        if len(beginnings) < len(known):
+            return placement
+        own = sequence.tokens(start, min(start + size, sequence.num_tokens) - 1)
+        num_copied = min(_num_equal(own, beginning.tokens) for beginning in beginnings)
+        if num_copied < self._fewest_copied:
+            return placement
+        sources = tuple(beginning.page for beginning in beginnings)
+        needed = _by_pool(
+            [
+                *placement.needed,
+                *(
+                    (group.pool, group.pool.num_unheld([page]))
+                    for group, page in zip(self._copying, sources, strict=True)
+                ),
+            ]
+        )
+        copying = placement._replace(needed=needed, num_copied=num_copied, sources=sources)
+        return copying if copying.fits else placement
+
+    def _before(self, sequence: Sequence, page: int) -> Digest:
+        """Return the name of the page before one of a sequence's pages, or the root."""
+        return sequence.digests[page - 1] if page else self._root_digest(sequence.request)
 
     def restore_logprobs(self, sequence: Sequence, num_cached: int) -> None:
         """Give a sequence the cached scores of the prompt tokens that it skips."""
@@ -192,6 +258,8 @@ class StateCache:
         sequence = placement.sequence
         for group in self.groups:
             group.share(slot, sequence.digests, placement.num_cached)
+        for pages, page in zip(self._copying, placement.sources, strict=False):
+            pages.copy_from(slot, page)
         for group in self.groups:
             group.enter(slot, placement.num_cached, sequence.num_tokens)
         self._settled[slot] = placement.num_cached * self._page_size
@@ -227,6 +295,10 @@ class StateCache:
     def settle(self, slots: Slots, stops: Slots) -> None:
         """Record that a collected step has computed running slots up to `stops`."""
         self._settled[slots] = stops
+        if self._copying:
+            for slot in slots[self._table.sources[slots] != NO_PAGE].tolist():
+                for pages in self._copying:
+                    pages.drop_source(slot)
         for group in self._further_groups:
             group.settle(slots, stops)
 
@@ -255,6 +327,25 @@ class StateCache:
         self._extend_digests(sequence, self._table.tokens[slot], last)
         for group in self.groups:
             group.register(slot, sequence.digests, first, last)
+        if self._copying:
+            self._begin_pages(slot, start, stop)
+
+    def _begin_pages(self, slot: int, start: int, stop: int) -> None:
+        """Record the beginnings of the pages that tokens `start:stop` fill or begin.
+
+        A page whose beginning is still to be copied is left out: no copy waits for another.
+        """
+        size, tokens = self._page_size, self._table.tokens[slot]
+        sequence = self._table.sequence(slot)
+        images = sequence.request.images
+        first = start // size + int(self._table.sources[slot] != NO_PAGE)
+        for page in range(first, -(-stop // size)):
+            begins, ends = page * size, min((page + 1) * size, stop)
+            if images and image_digests(images, begins, ends):
+                continue
+            before, text = self._before(sequence, page), tokens[begins:ends].tobytes()
+            for pages in self._copying:
+                pages.begin(slot, page, before, text)
 
     def register_generated(self, slot: int) -> None:
         """Name the pages that a sequence has filled since it started, which have no name yet.
@@ -304,8 +395,7 @@ class StateCache:
         """Return the names of a waiting sequence's full pages."""
         num_full = sequence.num_tokens // self._page_size
         if len(sequence.digests) < num_full:
-            tokens = np.append(sequence.prompt, np.array(sequence.generated, np.int32))
-            self._extend_digests(sequence, tokens, num_full)
+            self._extend_digests(sequence, sequence.tokens(0, sequence.num_tokens), num_full)
         return sequence.digests
 
     def _extend_digests(
@@ -314,7 +404,7 @@ class StateCache:
         """Name those of the first `num_pages` pages of a sequence that have no name yet."""
         digests, size = sequence.digests, self._page_size
         if len(digests) < num_pages:
-            parent = digests[-1] if digests else self._root_digest(sequence.request)
+            parent = self._before(sequence, len(digests))
             unnamed = tokens[len(digests) * size : num_pages * size]
             images = sequence.request.images
             pages = range(len(digests), num_pages) if images else ()
@@ -324,6 +414,12 @@ class StateCache:
     def _root_digest(self, request: SequenceRequest) -> Digest:
         has_long_rope = self._table.takes_long_rope(request)
         return root_digest(request.cache_salt, request.adapter, has_long_rope=has_long_rope)
+
+
+def _num_equal(tokens: NDArray[np.int32], others: bytes) -> int:
+    """Return the number of first tokens that are equal."""
+    pairs = zip(tokens.tolist(), np.frombuffer(others, np.int32).tolist(), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _by_pool(counts: Iterable[tuple[PagePool, int]]) -> tuple[tuple[PagePool, int], ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ..state.groups import NO_PAGE
 from .sequence import Sequence, SequenceRequest
 
 
@@ -38,6 +39,7 @@ class SequenceTable:
         self.tokens: NDArray[np.int32] = np.zeros((slots, max_model_len), np.int32)
         self.pages: NDArray[np.int32] = np.zeros((slots, -(-max_model_len // page_size)), np.int32)
         self.num_pages = np.zeros(slots, np.int32)
+        self.sources = np.full(slots, NO_PAGE, np.int32)  # whose first tokens the first step copies
         self.num_tokens = np.zeros(slots, np.int64)
         self.num_known_ids = np.zeros(slots, np.int64)  # those of them with a known id
         self.num_computed = np.zeros(slots, np.int64)

@@ -13,9 +13,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .pages import Digest, PagePool
+from .pages import Beginning, Digest, PagePool
 
 Slots = NDArray[np.int64]
+NO_PAGE = -1
 
 
 class StateGroup(Protocol):
@@ -105,7 +106,9 @@ class Pages:
 
     With a `visibility` tokens see only the last ones, else all. A prompt uses room for
     `step_tokens` more than a token sees. `tag` distinguishes its names from those of other groups
-    in the pool. The arrays `pages [slots, most]` and `num_pages [slots]` may belong to the caller.
+    in the pool. The arrays `pages [slots, most]`, `num_pages [slots]` and `sources [slots]` may
+    belong to the caller. A slot's first step copies the first tokens of its page from its source,
+    if it has one.
     """
 
     def __init__(
@@ -114,6 +117,7 @@ class Pages:
         page_size: int,
         pages: NDArray[np.int32],
         num_pages: NDArray[np.int32],
+        sources: NDArray[np.int32],
         *,
         visibility: Visibility | None = None,
         step_tokens: int = 0,
@@ -122,12 +126,14 @@ class Pages:
         self.pool = pool
         self.pages = pages
         self.num_pages = num_pages
+        self.sources = sources
         self.keeps_places = visibility is None
         self.first_live = np.zeros(len(pages), np.int64)  # pages before it are released
         self._size = page_size
         self.visibility = visibility
         self._step_tokens = step_tokens
         self._tag = tag
+        sources.fill(NO_PAGE)
 
     def resumable(self, digests: Sequence[Digest], most: int) -> int:
         """Return the most pages after which everything that the next token sees is cached."""
@@ -231,8 +237,29 @@ class Pages:
         first = max(first, int(self.first_live[slot]))
         self.pool.invalidate(self.pages[slot, first : self.num_pages[slot]].tolist())
 
+    def beginning(self, before: Digest) -> Beginning | None:
+        """Return a page of the group after the page named `before`, and its first tokens."""
+        return self.pool.beginning(before + self._tag)
+
+    def begin(self, slot: int, page: int, before: Digest, tokens: bytes) -> None:
+        """Record the first tokens of a slot's page, for sequences that diverge within it."""
+        if page >= self.first_live[slot]:
+            self.pool.begin(int(self.pages[slot, page]), before + self._tag, tokens)
+
+    def copy_from(self, slot: int, page: int) -> None:
+        """Hold a page whose first tokens the slot's first step copies."""
+        self.pool.share([page])
+        self.sources[slot] = page
+
+    def drop_source(self, slot: int) -> None:
+        """Release the page that the slot has copied from."""
+        if self.sources[slot] != NO_PAGE:
+            self.pool.release([int(self.sources[slot])])
+            self.sources[slot] = NO_PAGE
+
     def release(self, slot: int) -> None:
         """Release the live pages."""
+        self.drop_source(slot)
         self.pool.release(self.pages[slot, self.first_live[slot] : self.num_pages[slot]].tolist())
         self.first_live[slot] = self.num_pages[slot] = 0
 

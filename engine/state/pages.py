@@ -4,13 +4,15 @@ This module only keeps records, and handles no tensors. A page contains the keys
 `page_size` consecutive tokens of a sequence, for every layer of a group. Full pages are named by a
 digest of the salt and all tokens and images up to their end, so that a later sequence with the same
 prefix takes the page instead of computing it. A page without holders keeps its contents until it is
-reused: unnamed pages first, then the least recently freed.
+reused: unnamed pages first, then the least recently freed. A sequence that diverges within a page
+copies the page's first tokens: the pool knows one page after each name, full or not.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, abc
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +44,13 @@ def page_digests(
     return digests
 
 
+class Beginning(NamedTuple):
+    """The first tokens of a page, as int32 bytes."""
+
+    page: int
+    tokens: bytes
+
+
 class PagePool:
     """Reference-counted pages `0 … num_pages-1` with a prefix index over the full ones."""
 
@@ -51,6 +60,8 @@ class PagePool:
         self._digest_of: list[Digest | None] = [None] * num_pages
         self._parent_of: list[Digest | None] = [None] * num_pages  # of the previous page, or None
         self._page_of: dict[Digest, int] = {}
+        self._beginnings: dict[Digest, Beginning] = {}  # by the name of the page before
+        self._before: dict[int, Digest] = {}  # by page, its key in `_beginnings`
         # Pages without holders: unnamed ones, with the next to be reused last, and named ones.
         self._uncached = list(reversed(range(num_pages)))
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -116,6 +127,21 @@ class PagePool:
                 parent_of[page] = parent
             parent = digest
 
+    def begin(self, page: int, before: Digest, tokens: bytes) -> None:
+        """Record the first tokens of a held page, computed by the end of the step being planned.
+
+        `before` is the name of the page before it, or the root. Only the first page after a name
+        is recorded, until it is forgotten; its tokens may grow.
+        """
+        known = self._beginnings.get(before)
+        if known is None or known.page == page:
+            self._beginnings[before] = Beginning(page, tokens)
+            self._before[page] = before
+
+    def beginning(self, before: Digest) -> Beginning | None:
+        """Return the page recorded after a name, and its first tokens."""
+        return self._beginnings.get(before)
+
     def release(self, pages: abc.Sequence[int]) -> None:
         """Drop one holder from each page; the sequence's last pages are reused first."""
         holders, digest_of = self._holders, self._digest_of
@@ -123,12 +149,16 @@ class PagePool:
             holders[page] -= 1
             if not holders[page]:
                 if digest_of[page] is None:
+                    self._forget_beginning(page)
                     self._uncached.append(page)
                 else:
                     self._cached[page] = None
 
     def invalidate(self, pages: abc.Iterable[int]) -> None:
         """Drop the names of pages, and of all pages computed from them."""
+        pages = list(pages)
+        for page in pages:
+            self._forget_beginning(page)
         lost = {digest for page in pages if (digest := self._digest_of[page]) is not None}
         if not lost:
             return
@@ -145,10 +175,14 @@ class PagePool:
             following = [one for one in children.get(todo.pop(), ()) if one not in lost]
             lost.update(following)
             todo += following
+        for digest in lost & self._beginnings.keys():
+            self._forget_beginning(self._beginnings[digest].page)
         self._uncache([page for digest, page in self._page_of.items() if digest in lost])
 
     def invalidate_all(self) -> None:
         """Drop every name: the pages' contents can no longer be trusted."""
+        self._beginnings.clear()
+        self._before.clear()
         self._uncache(list(self._page_of.values()))
 
     def _uncache(self, pages: abc.Sequence[int]) -> None:
@@ -168,3 +202,8 @@ class PagePool:
             assert digest is not None, f"page {page} has no name"
             del page_of[digest]
             digest_of[page] = None
+            self._forget_beginning(page)
+
+    def _forget_beginning(self, page: int) -> None:
+        if (before := self._before.pop(page, None)) is not None:
+            del self._beginnings[before]

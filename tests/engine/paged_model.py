@@ -24,7 +24,7 @@ from tidemill.engine.loop.step_logits import StepLogits
 from tidemill.engine.scheduling.sequence import Sequence
 from tidemill.engine.scheduling.step_plan import StepPlan
 from tidemill.engine.scheduling.table import SequenceTable
-from tidemill.engine.state.groups import Pages, StateGroup, Visibility
+from tidemill.engine.state.groups import NO_PAGE, Pages, StateGroup, Visibility
 from tidemill.engine.state.pages import PagePool
 from tidemill.engine.state.rows import Rows
 
@@ -46,7 +46,11 @@ def further_groups(
     groups: list[StateGroup] = []
 
     def pages(visibility: Visibility) -> None:
-        arrays = np.zeros_like(table.pages), np.zeros_like(table.num_pages)
+        arrays = (
+            np.zeros_like(table.pages),
+            np.zeros_like(table.num_pages),
+            np.zeros_like(table.sources),
+        )
         parts = (pool, table.page_size, *arrays)
         tag = bytes([len(groups) + 1])
         groups.append(Pages(*parts, visibility=visibility, step_tokens=step_tokens, tag=tag))
@@ -95,6 +99,12 @@ class PageMemory:
             for position in range(start, stop):
                 page = int(self._table.pages[slot, position // size])
                 self._slots[page, position % size] = salt, tokens[: position + 1]
+        copies = {}
+        for slot, start in _copied(plan, self._table):
+            source, page = self._table.sources[slot], self._table.pages[slot, start // size]
+            for place in range(start % size):
+                copies[int(page), place] = self._slots[int(source), place]
+        self._slots |= copies
         for slot, _, stop in spans_of(plan):
             tokens = self.tokens_of(slot, stop)
             salt = self._salt(slot)
@@ -115,6 +125,12 @@ class PageMemory:
             for position in range(start, stop):
                 page = int(group.pages[slot, position // size])
                 self._of_pages[number, page, position % size] = salt, tokens[: position + 1]
+        copies = {}
+        for slot, start in _copied(plan, self._table):
+            source, page = group.sources[slot], group.pages[slot, start // size]
+            for place in range(start % size):
+                copies[number, int(page), place] = self._of_pages[number, int(source), place]
+        self._of_pages |= copies
         for slot, start, stop in spans_of(plan):
             tokens, salt = self.tokens_of(slot, stop), self._salt(slot)
             assert group.visibility is not None
@@ -262,6 +278,12 @@ def spans_of(plan: StepPlan) -> list[tuple[int, int, int]]:
     """Return slot, start and stop of each span in a plan."""
     columns = (plan.slots.tolist(), plan.starts.tolist(), plan.stops.tolist())
     return list(zip(*columns, strict=True))
+
+
+def _copied(plan: StepPlan, table: SequenceTable) -> list[tuple[int, int]]:
+    """Return slot and start of each span that copies the beginning of its page."""
+    copied = plan.starts_fresh & (table.sources[plan.slots] != NO_PAGE)
+    return list(zip(plan.slots[copied].tolist(), plan.starts[copied].tolist(), strict=True))
 
 
 def chunks_of(plan: StepPlan) -> list[tuple[int, int]]:

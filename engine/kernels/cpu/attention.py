@@ -38,6 +38,7 @@ class CpuAttention:
     """
 
     page_size = PAGE_SIZE
+    copies_slots = True
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class CpuAttention:
         self._positions, self._pages = step.positions.numpy(), step.pages.numpy()
         self._ends = step.visible_ends.numpy()
         self._layouts: dict[tuple[int, ...], TilePlan] = {}
+        self._copies = step.page_copies
         self._step = step
 
     def store_qkv(
@@ -104,6 +106,7 @@ class CpuAttention:
             ),
             *(self._slots, elements(query), _flat_words(query), own.keys, own.values),
         )
+        self._copy(own)
         return query
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
@@ -112,6 +115,7 @@ class CpuAttention:
         words = _flat_words(key.contiguous())
         bits = _bits(value.contiguous().view(len(value), -1))
         store_kv(shared_pool(), words, bits, self._slots, own.keys, own.values)
+        self._copy(own)
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Attend every token to its visible context: `[T, Hq, Dk]` → `[T, Hq, Dv]`."""
@@ -140,6 +144,16 @@ class CpuAttention:
             )
         return out
 
+    def _copy(self, own: _Layer) -> None:
+        """Copy the beginnings of a layer's pages that the step names."""
+        for source, target, count in self._copies:
+            own.keys[target, ..., :count] = own.keys[source, ..., :count]
+            units, rest = divmod(count, own.value_bits.shape[-1])
+            own.values[target, :, :units] = own.values[source, :, :units]
+            if rest:  # the last word has values of one token that is copied, and of one that is not
+                last = own.value_bits[:, :, units, :, :rest]
+                last[target] = last[source]
+
     def _layout(self, own: _Layer) -> TilePlan:
         """Return the step's tile plan for a layer, cached by shape."""
         kind = (*own.kept_shape, own.shape.is_causal)
@@ -160,6 +174,7 @@ class _Layer:
         self.shape = shape
         self.group = shape.num_query_heads // heads
         self.keys, self.values = (_words(numbers_) for numbers_ in (keys, values))
+        self.value_bits = _bits(values)
         before = (shape.window or np.iinfo(np.int32).max) - 1
         after = 0 if shape.is_causal else before
         chunk = shape.chunk or np.iinfo(np.int32).max

@@ -34,6 +34,7 @@ class TiledAttention(ABC):
     """
 
     page_size = 16
+    copies_slots = False
     all_launches = WIDE | JOINS
     trash_slot: int
     keys: list[Tensor]

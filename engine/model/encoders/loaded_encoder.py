@@ -99,7 +99,7 @@ class SharedPages:
     """A backend whose layers have no past: those of one shape share the pages of `backend`."""
 
     def __init__(self, backend: AttentionBackend, places: Sequence[int]) -> None:
-        self.page_size = backend.page_size
+        self.page_size, self.copies_slots = backend.page_size, backend.copies_slots
         self.backend = backend
         self._places = places
 

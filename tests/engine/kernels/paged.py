@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -113,8 +114,13 @@ class Paged:
     sequences: Sequences
     pages: list[NDArray[np.int64]]
 
-    def step(self, pieces: Sequence[Piece], num_decodes: int) -> Step:
-        """Return the step that computes some pieces, the first of them decodes."""
+    def step(
+        self, pieces: Sequence[Piece], num_decodes: int, copying: AbstractSet[int] = frozenset()
+    ) -> Step:
+        """Return the step that computes some pieces, the first of them decodes.
+
+        Sequences in `copying` copy the beginning of their first page from sequence 0.
+        """
         size = self.backend.page_size
         positions = [np.arange(start, stop) for _, start, stop in pieces]
         used = [self.pages[index][: -(-stop // size)] for index, _, stop in pieces]
@@ -135,12 +141,27 @@ class Paged:
             pages=np.concatenate(used),
             logit_rows=np.arange(num_tokens),
             **({"ends": np.array(ends)} if self.sequences.wholes else {}),
+            **({"copies": self._copies(pieces, copying)} if copying else {}),
         )
 
-    def run(self, pieces: Sequence[Piece], num_decodes: int = 0) -> list[Tensor]:
-        """Store and attend some pieces in one step → `[t, Hq, Dv]` of each."""
+    def _copies(self, pieces: Sequence[Piece], copying: AbstractSet[int]) -> NDArray[np.int64]:
+        size = self.backend.page_size
+        rows = [
+            (self.pages[0][start // size], self.pages[index][start // size], start % size)
+            for index, start, _ in pieces
+            if index in copying
+        ]
+        return np.array(rows).ravel()
+
+    def run(
+        self,
+        pieces: Sequence[Piece],
+        num_decodes: int = 0,
+        copying: AbstractSet[int] = frozenset(),
+    ) -> list[Tensor]:
+        """Store and attend some pieces in one step → `[t, Hq, Dv]` of each; see `step`."""
         all_of = self.sequences
-        self.backend.prepare(self.step(pieces, num_decodes))
+        self.backend.prepare(self.step(pieces, num_decodes, copying))
         key = torch.cat([all_of.keys[i][:, start:stop] for i, start, stop in pieces], dim=1)
         value = torch.cat([all_of.values[i][:, start:stop] for i, start, stop in pieces], dim=1)
         query = torch.cat([all_of.queries[i][start:stop] for i, start, stop in pieces])

@@ -17,6 +17,7 @@ class RowsAttention:
     """Keys and values are stored token after token, `[slots, Hkv, D]`, in pages of eight."""
 
     page_size = 8
+    copies_slots = False
 
     def __init__(
         self,

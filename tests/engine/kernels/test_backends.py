@@ -61,6 +61,7 @@ BACKENDS: dict[str, tuple[Makes, int]] = {
 }
 # Triton's kernels are interpreted, which is slow: see triton/test_attention.py for more of them.
 QUICK = [name for name in BACKENDS if name != "triton"]
+COPYING = {"reference", "reference, odd pages", "cpu"}
 GROUPED = AttentionShape(6, 2, 16, 16, 0.25)
 SHAPES = {
     "full": AttentionShape(4, 4, 16, 16, 0.25),
@@ -114,24 +115,29 @@ def check_random_run(
 ) -> None:
     """Compute random sequences in random steps and compare each token with plain attention.
 
-    Sequence 0 comes first, so that others may share its pages without computing them.
+    Sequence 0 comes first, so that others may share its pages without computing them, and copy the
+    beginning of another page if the backend supports that.
     """
     rng = random.Random(seed)
     size = BACKENDS[name][1]
     lengths = [rng.choice([1, 2, size - 1, size, size + 1, rng.randint(1, 70)]) for _ in range(5)]
     lengths[0] = rng.choice([2 * size, 3 * size + 1, longest])
+    unit = 1 if name in COPYING and rng.random() < 0.5 else size
     shared = [0] + [
-        rng.randint(0, (min(length, lengths[0]) - 1) // size) * size for length in lengths[1:]
+        rng.randint(0, (min(length, lengths[0]) - 1) // unit) * unit for length in lengths[1:]
     ]
     sequences = Sequences.random(shape, lengths, dtype, shared)
     paged = made(name, sequences, dtype, seed)
+    copying = {index for index, count in enumerate(shared) if count % size}
     expected = [sequences.expected(index) for index in range(len(lengths))]
     done = list(shared)
 
     def run(pieces: list[Piece]) -> None:
         num_decodes = rng.randint(0, sum(stop - start == 1 for _, start, stop in pieces))
         pieces.sort(key=lambda piece: piece[2] - piece[1] > 1)
-        for (index, start, stop), out in zip(pieces, paged.run(pieces, num_decodes), strict=True):
+        new = {index for index, start, _ in pieces if start == shared[index]} & copying
+        outs = paged.run(pieces, num_decodes, new)
+        for (index, start, stop), out in zip(pieces, outs, strict=True):
             bound = TOLERANCE[dtype]
             wanted = expected[index][start:stop]
             torch.testing.assert_close(out.double(), wanted, atol=bound, rtol=bound)

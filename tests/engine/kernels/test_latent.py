@@ -39,14 +39,16 @@ def check(over: Paged, outs: Sequence[Tensor], pieces: Sequence[Piece]) -> None:
 
 @pytest.mark.parametrize("kept", [torch.float32, FP8], ids=str)
 def test_steps_give_plain_attention(kept: torch.dtype) -> None:
-    """Chunks with a past and without, decodes of many lengths among them."""
-    over = paged([40, 17, 18, 71], kept=kept)
+    """Chunks with a past and without, a copied beginning, decodes of many lengths among them."""
+    over = paged([40, 17, 18, 71], [0, 0, 0, 21], kept=kept)
     for pieces in (
         [(2, 0, 1), (0, 0, 36), (1, 0, 16)],
-        [(0, 36, 37), (2, 1, 2), (1, 16, 17), (3, 0, 70)],
+        [(0, 36, 37), (2, 1, 2), (1, 16, 17), (3, 21, 70)],
         [(3, 70, 71), (0, 37, 40), (2, 2, 18)],
     ):
-        check(over, over.run(pieces, sum(stop - start == 1 for _, start, stop in pieces)), pieces)
+        copying = {index for index, start, _ in pieces if start == 21}
+        num_decodes = sum(stop - start == 1 for _, start, stop in pieces)
+        check(over, over.run(pieces, num_decodes, copying), pieces)
 
 
 def test_shared_prefixes_of_decodes_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,6 +170,7 @@ class Rig:
         steps_ahead: int | None = None,
         kinds: Mapping[str, int] = MappingProxyType({}),
         make_drafter: Callable[[SequenceTable], Drafter] | None = None,
+        fewest_copied: int = 0,
     ) -> None:
         if steps_ahead is not None:
             self.steps_ahead = steps_ahead
@@ -185,6 +186,7 @@ class Rig:
             budget,
             groups=self.groups,
             drafter=None if make_drafter is None else make_drafter(self.table),
+            fewest_copied=fewest_copied,
         )
         # A scripted model replaces the runner: no other methods are used.
         runner = cast("Runner", self.model)

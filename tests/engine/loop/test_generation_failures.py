@@ -341,6 +341,7 @@ class Storm:
     dropped: dict[int, int]
     kinds: dict[str, int]  # of state in addition to full pages
     is_drafted: bool
+    fewest_copied: int
 
 
 @st.composite
@@ -397,6 +398,7 @@ def storms(draw: st.DrawFn) -> Storm:
             )
         ),
         draw(st.booleans()),
+        draw(st.integers(0, 2)),
     )
 
 
@@ -412,6 +414,7 @@ def test_each_request_has_the_result_that_it_has_alone(storm: Storm) -> None:
         max_num_seqs=storm.max_num_seqs,
         budget=storm.budget,
         make_drafter=Guesser if storm.is_drafted and "num_rows" not in storm.kinds else None,
+        fewest_copied=storm.fewest_copied,
     )
     sequences: list[Sequence] = []
 

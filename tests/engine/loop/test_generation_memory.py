@@ -258,6 +258,7 @@ def test_with_varying_memory_each_request_has_the_result_that_it_has_alone(
         num_pages=-(-most // 4) + extra_pages,
         max_num_seqs=max_num_seqs,
         budget=max(20, max_num_seqs),
+        fewest_copied=1,
     )
     capacity = cycle(capacities)
 

@@ -11,12 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.paged_model import spans_of
+from tests.engine.scheduling.yard import PAGE, Yard, long
 from tidemill.engine.errors import RankFailed
 from tidemill.engine.kernels.step import Step
 from tidemill.engine.loop.runner import Readout, copy_to_host, step_arrays
+from tidemill.engine.parallel.messages import Forward
 from tidemill.engine.scheduling.sequence import Sampling, Sequence, SequenceRequest
 from tidemill.engine.scheduling.step_plan import StepPlan
 from tidemill.engine.scheduling.table import SequenceTable
+from tidemill.engine.state.groups import Pages
 
 GREEDY = Sampling(temperature=0)
 
@@ -98,6 +101,25 @@ def test_a_step_matches_its_plan(seed: int, page_size: int) -> None:
         for row in range(end - count, end)
     ]
     assert step.logit_rows.tolist() == rows
+
+
+def test_a_step_names_the_copies_of_each_group_of_layers() -> None:
+    """A span copies the tokens before it in its page, in its first step only."""
+    yard = Yard(budget=64, kinds={"window": 6}, fewest_copied=1)
+    common = long(2 * PAGE + 3)
+    sequences = [yard.add([*common, token, 0], 3) for token in range(2)]
+    plan = yard.plan()
+    arrays = step_arrays(plan, yard.table, yard.groups)
+    step = Step.pack(plan.num_decodes, torch.device("cpu"), **arrays)
+    first, second = (yard.slot_of(one) for one in sequences)
+    (windowed,) = yard.groups
+    assert isinstance(windowed, Pages)
+    for number, pages in enumerate((yard.table.pages, windowed.pages)):
+        assert step.of_group(number).page_copies == [[pages[first, 2], pages[second, 2], 3]]
+    sent = Forward.from_step(step, 0, 0).arrays()
+    assert sent["copies"].tolist() == arrays["copies"].tolist()
+    yard.run(plan)
+    assert "copies" not in step_arrays(yard.plan(), yard.table, yard.groups)
 
 
 def test_the_results_of_a_step_are_copied_together() -> None:

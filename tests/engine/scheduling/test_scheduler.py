@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,6 +39,7 @@ class Case:
     policy: type[ArrivalOrder | PrefixOrder | LongestFirst]
     steps_ahead: int
     tokens_of_lines: int
+    fewest_copied: int
     requests: list[tuple[int, SequenceRequest]]
 
 
@@ -72,6 +74,7 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.sampled_from([ArrivalOrder, PrefixOrder, LongestFirst])),
         draw(st.integers(0, 2)),
         draw(st.integers(1, 9)),
+        draw(st.integers(0, 2)),
         sorted(requests, key=lambda item: item[0]),
     )
 
@@ -93,6 +96,7 @@ def test_every_sequence_generates_what_it_would_alone(case: Case) -> None:
         UrgentFirst(case.policy()),
         case.steps_ahead,
         line_limit=LineTokenLimit(tokens=case.tokens_of_lines),
+        fewest_copied=case.fewest_copied,
     )
     assert yard.scheduler.can_ever_fit(most)
     for before, request in case.requests:
@@ -198,6 +202,66 @@ def test_sequences_admitted_in_one_step_share_the_pages_that_it_fills() -> None:
     assert len({row[2] for row in pages}) == 3
     yard.run(plan)
     yard.run_all()
+    yard.check_empty()
+
+
+def test_sequences_that_diverge_within_a_page_copy_its_beginning() -> None:
+    """They do so in the step that computes it, and later, also when its sequence has ended."""
+    yard = Yard(budget=64, fewest_copied=2)
+    common = long(2 * PAGE + 2)
+    first = [yard.add([*common, token, *long(PAGE, token)]) for token in range(2)]
+    plan = yard.step()
+    assert plan is not None
+    assert plan.starts.tolist() == [0, len(common)]
+    later = yard.add([*common, 2, *long(PAGE, 2)])
+    plan = yard.step()
+    assert plan is not None
+    assert plan.starts.tolist() == [len(common)]
+    yard.run_all()
+    assert [one.num_cached_tokens for one in (*first, later)] == [0, len(common), len(common)]
+    for sequence in yard.finished:
+        assert sequence.generated == expected_tokens(sequence.request)
+    yard.check_empty()
+
+
+def test_an_equal_prompt_of_whole_pages_computes_its_last_token() -> None:
+    """The rest of its last page is copied."""
+    yard = Yard(fewest_copied=1)
+    sequences = [yard.add(long(3 * PAGE)) for _ in range(2)]
+    yard.run_all()
+    assert [one.num_cached_tokens for one in sequences] == [0, 3 * PAGE - 1]
+
+
+@pytest.mark.parametrize(
+    "change", [{"cache_salt": "a"}, {"adapter": 1}, {"prompt_logprobs": 0}], ids=str
+)
+def test_the_beginning_of_a_page_is_not_copied_if_it_differs(change: dict[str, Any]) -> None:
+    """Another adapter has other keys, a salt separates tenants, and scores must be computed."""
+    yard = Yard(budget=64, fewest_copied=1)
+    common = long(PAGE - 1)
+    yard.add([*common, 0, 1])
+    other = yard.add([*common, 1, 1], **change)
+    yard.run_all()
+    assert other.num_cached_tokens == 0
+
+
+def test_fewer_tokens_than_are_worth_a_copy_are_computed() -> None:
+    """Two of three tokens in a page are equal."""
+    yard = Yard(budget=64, fewest_copied=3)
+    sequences = [yard.add([0, 1, token, 0]) for token in range(2)]
+    yard.run_all()
+    assert [one.num_cached_tokens for one in sequences] == [0, 0]
+
+
+def test_a_copy_never_takes_the_last_page() -> None:
+    """A page that is only copied from has room for the sequence itself, which has priority."""
+    yard = Yard(num_pages=3, max_num_seqs=1, max_model_len=12, fewest_copied=1)
+    common = long(2 * PAGE + 2)
+    yard.add([*common, 0])
+    yard.run_all()
+    yard.add([*common[: PAGE + 1], 2, *long(2 * PAGE - 2, 1)], 1)
+    yard.run_all()
+    assert len(yard.finished) == 2
     yard.check_empty()
 
 

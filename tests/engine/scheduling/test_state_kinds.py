@@ -32,7 +32,7 @@ def random_kinds(rng: random.Random, max_num_seqs: int) -> dict[str, int]:
         kinds["window"] = rng.randint(1, 12)
     if rng.random() < 0.4:
         kinds["chunk"] = rng.randint(3, 16)
-    if rng.random() < 0.7 or not kinds:
+    if rng.random() < 0.5 or not kinds:
         kinds["num_rows"] = rng.randint(1, max_num_seqs + 2)
     return kinds
 
@@ -65,6 +65,7 @@ def storm(seed: int) -> None:
         admission=UrgentFirst(rng.choice([ArrivalOrder, PrefixOrder])()),
         steps_ahead=rng.randint(0, 1),
         kinds=kinds,
+        fewest_copied=rng.randint(0, 2),
     )
     assert yard.scheduler.can_ever_fit(most)
     dropped = set()

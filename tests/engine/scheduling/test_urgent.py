@@ -152,6 +152,33 @@ def test_batch_rows_use_the_remaining_budget() -> None:
     assert slots_of(yard, *lines[:2]) < set(plan.slots.tolist())
 
 
+def test_interactive_sequences_of_one_prompt_compute_it_once() -> None:
+    """The questions of one request arrive together; the others wait until its chunks are done."""
+    admission = UrgentFirst(ArrivalOrder(), {"a": 1})  # "b" has its turn first
+    yard = Yard(num_pages=100, max_num_seqs=8, budget=12, admission=admission)
+    common = long(8 * PAGE)
+    sequences = [yard.add([*common, token, 0], priority=1, request_id="a") for token in range(3)]
+    yard.step()
+    other = yard.add(long(3, 9), priority=1, request_id="b")
+    yard.run_all()
+    assert [one.num_cached_tokens for one in sequences] == [0, 8 * PAGE, 8 * PAGE]
+    assert yard.finished[0] is other
+
+
+def test_interactive_sequences_that_wait_for_a_prompt_still_preempt_rows() -> None:
+    """All slots belong to rows: the second question takes one once the prompt is computed."""
+    yard = mixed_yard(max_num_seqs=2, num_pages=100)
+    lines = [yard.add(long(3, seed), 40) for seed in range(2)]
+    yard.step()
+    common = long(3 * PAGE)
+    questions = [yard.add([*common, token], 30, priority=1, request_id="a") for token in range(2)]
+    yard.step()
+    yard.step()
+    assert {yard.slot_of(one) for one in questions} == {0, 1}
+    assert [line.num_preemptions for line in lines] == [1, 1]
+    assert questions[1].num_cached_tokens == 3 * PAGE
+
+
 class Clock:
     """A clock that changes only when it is set."""
 

@@ -15,7 +15,7 @@ from tidemill.engine.scheduling.sequence import Sequence, SequenceRequest
 from tidemill.engine.scheduling.step_budget import LineTokenLimit
 from tidemill.engine.scheduling.step_plan import StepPlan
 from tidemill.engine.scheduling.table import SequenceTable
-from tidemill.engine.state.groups import Pages
+from tidemill.engine.state.groups import NO_PAGE, Pages
 from tidemill.engine.state.pages import PagePool
 from tidemill.engine.state.rows import Rows
 
@@ -57,6 +57,7 @@ class Yard:
     line_limit: LineTokenLimit | None = None
     keeps_ids: bool = False
     kinds: dict[str, int] = field(default_factory=dict)  # for `further_groups`
+    fewest_copied: int = 0
     in_flight: list[tuple[StepPlan, list[int]]] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
     num_steps: int = 0
@@ -74,6 +75,7 @@ class Yard:
             self.line_limit,
             keeps_ids=self.keeps_ids,
             groups=self.groups,
+            fewest_copied=self.fewest_copied,
         )
         self.memory = PageMemory(self.table, self.groups)
         self.num_added = 0
@@ -170,7 +172,7 @@ class Yard:
             cached = int(table.num_computed[slot])
             epoch, known = self._computed.get(sequence, (-1, 0))
             if epoch != sequence.num_preemptions:
-                assert cached % PAGE == 0
+                assert (cached % PAGE > 0) == (table.sources[slot] != NO_PAGE)
                 known = cached
             assert start == known == cached
             assert start < stop <= table.num_tokens[slot]
@@ -184,13 +186,15 @@ class Yard:
         """The pool counts each sequence's pages; those named are named after their tokens."""
         holders = [0] * self.num_pages
         for slot in set(range(self.max_num_seqs)) - set(self.table.free_slots):
-            for page in self.table.pages[slot, : self.table.num_pages[slot]].tolist():
-                holders[page] += 1
+            held = self.table.pages[slot, : self.table.num_pages[slot]].tolist()
+            sources = [self.table.sources[slot]]
             for group in self.groups:
                 if isinstance(group, Pages):
                     live = slice(group.first_live[slot], group.num_pages[slot])
-                    for page in group.pages[slot, live].tolist():
-                        holders[page] += 1
+                    held += group.pages[slot, live].tolist()
+                    sources.append(group.sources[slot])
+            for page in (*held, *(int(page) for page in sources if page != NO_PAGE)):
+                holders[page] += 1
         assert self.pool._holders == holders
         for group in self.groups:
             if isinstance(group, Rows):

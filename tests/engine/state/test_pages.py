@@ -192,6 +192,42 @@ def test_invalidating_pages_without_a_name_changes_nothing() -> None:
     assert pool.lookup([b"a"]) == [known]
 
 
+def test_the_first_page_after_a_name_is_recorded_while_it_has_its_contents() -> None:
+    """Its tokens grow; without a name they are lost with the last holder."""
+    pool = PagePool(3)
+    one, other = pool.allocate(2)
+    pool.begin(one, b"a", b"12")
+    pool.begin(other, b"a", b"1234")
+    assert pool.beginning(b"a") == (one, b"12")
+    pool.begin(one, b"a", b"123")
+    assert pool.beginning(b"a") == (one, b"123")
+    pool.share([one])
+    pool.release([one])
+    assert pool.beginning(b"a") == (one, b"123")
+    pool.release([one])
+    assert pool.beginning(b"a") is None
+    pool.begin(other, b"a", b"1234")
+    pool.register([other], [b"ab"], b"a")
+    pool.release([other])
+    assert pool.beginning(b"a") == (other, b"1234")
+    pool.allocate(3)
+    assert pool.beginning(b"a") is None
+
+
+@pytest.mark.parametrize("lost", ["page", "before", "all"])
+def test_an_invalid_page_has_no_beginning(lost: str) -> None:
+    """It is lost with its own page, the page before it, or all names."""
+    pool = PagePool(3)
+    before, page = pool.allocate(2)
+    pool.register([before], [b"a"])
+    pool.begin(page, b"a", b"12")
+    if lost == "all":
+        pool.invalidate_all()
+    else:
+        pool.invalidate([page if lost == "page" else before])
+    assert pool.beginning(b"a") is None
+
+
 @pytest.mark.parametrize("num_pages", [1, 5])
 def test_everything_can_be_allocated_and_nothing_more(num_pages: int) -> None:
     """`can_allocate` returns whether `allocate` succeeds."""

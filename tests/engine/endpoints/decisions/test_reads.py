@@ -17,6 +17,7 @@ from tidemill.engine.endpoints.decisions.endpoints import Decisions
 from tidemill.engine.endpoints.dispatcher import Dispatcher
 from tidemill.engine.load import load_served
 from tidemill.engine.tasks.generation import endpoints_without_weights
+from tidemill.protocol.contract import Reply
 
 CONFIG = EngineConfig(str(demo.MODEL_PATH), dtype="float32", max_num_seqs=8)
 QUESTIONS: list[dict[str, Any]] = [
@@ -79,14 +80,46 @@ async def test_a_decision_is_the_sum_over_all_paths_of_generative_scoring(
             sums[label] += probability[path]
         of_options = [sums[place] for place in read.places]
         mass = math.fsum(of_options)
-        shares = (
-            [answer["probability"]]
-            if answer["type"] == "predicate"
-            else [each["probability"] for each in answer["probabilities"]]
-        )
+        shares = probabilities(answer)
         expected = [share / mass for share in of_options][: len(shares)]
         assert shares == pytest.approx(expected, abs=1e-5)
         assert reply.body["diagnostics"][number]["label_mass"] == pytest.approx(mass, rel=1e-4)
+
+
+@pytest.mark.parametrize("way", ["file", "serve"])
+@pytest.mark.parametrize("layout", ["row_first", "questions_first"])
+async def test_questions_compute_their_common_tokens_once(
+    served: Dispatcher, layout: str, way: str
+) -> None:
+    """Reads branch within a page of the KV cache; answers are those of each question alone."""
+    text = f"The ferries leave Dover at noon, {layout} {way}. " * 9
+    questions = [
+        {**question, "instructions": f"{question['instructions']} {number}"}
+        for number in range(3)
+        for question in QUESTIONS
+    ]
+    body = {"input": text, "questions": questions, "question_layout": layout}
+    run = served.respond if way == "file" else served.answer
+    before = served.stats().prefilled_tokens
+    reply = await run("/v1/decisions", body, "req_1", 0)
+    assert isinstance(reply, Reply)
+    num_computed = served.stats().prefilled_tokens - before
+    # Of a page with several branches only the first one is copied.
+    num_new = reply.usage.prompt_tokens - reply.usage.cached_tokens
+    assert num_new <= num_computed <= 1.02 * num_new
+    if layout == "row_first":
+        for question, answer in zip(questions, reply.body["answers"], strict=True):
+            alone = await run("/v1/decisions", body | {"questions": [question]}, "req_2", 0)
+            assert isinstance(alone, Reply)
+            [expected] = alone.body["answers"]
+            assert probabilities(answer) == pytest.approx(probabilities(expected), abs=1e-5)
+
+
+def probabilities(answer: dict[str, Any]) -> list[float]:
+    """Return the probabilities of an answer."""
+    if answer["type"] == "predicate":
+        return [answer["probability"]]
+    return [each["probability"] for each in answer["probabilities"]]
 
 
 def test_probabilities_of_a_bf16_model_are_finer_than_its_logits() -> None:
