@@ -34,8 +34,8 @@ OUTPUT_TOKENS = 44
 # The prompt of an English-only model without timestamps.
 PROMPT_TOKENS = 2
 VOCABULARY, END = 51_864, 50_256
-# Hidden width, layers of encoder and decoder, heads.
-SHAPES = {"tiny": (384, 4, 6), "base": (512, 6, 8), "small": (768, 12, 12)}
+# Hidden width, layers of encoder and decoder, heads; the smallest is to try scripts.
+SHAPES = {"trial": (64, 1, 1), "tiny": (384, 4, 6), "base": (512, 6, 8), "small": (768, 12, 12)}
 BATCH_SIZES = (1, 4, 8, 16)
 CLIPS_TO_CHOOSE_BY = 32
 

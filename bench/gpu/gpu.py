@@ -32,7 +32,7 @@ from bench.gpu.work import BROKEN, LEFT, Claims
 
 RESULTS = Path(__file__).parents[1] / "results"
 SECONDS = 570.0
-TINY_SECONDS = 600.0
+TINY_SECONDS = 1800.0
 # Seconds between two checks of processes, and from the end of a part's time until they are killed.
 LOOK_SECONDS, GRACE_SECONDS = 0.05, 2.0
 

@@ -51,9 +51,11 @@ def filled_from(
     """Return weights by role, from tensors by their names in checkpoints."""
     weights: dict[str, Tensor | Quantised] = {}
     for weight in weights_of(model):
-        tensor = torch.empty(weight.shape, dtype=dtype, device=device)
+        tensor = torch.zeros(weight.shape, dtype=dtype, device=device)
         for part in weight.parts:
-            part.place(tensor).copy_(stored[part.key])
+            taken = tuple(slice(own.start, own.stop) for own in part.taken)
+            own_place = part.place(tensor)
+            own_place.copy_(stored[part.key][taken].reshape(own_place.shape))
         weights[weight.role] = tensor
     return weights
 

@@ -27,6 +27,7 @@ _DELTANET = {
 }
 # A hybrid, and a model of windows.
 MIXED = ("hybrid-2b", "windowed-1b")
+TINY_MIXED = ("tiny-hybrid", "tiny-windowed")
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "llama-3-8b": {
         **_LLAMA,
@@ -228,6 +229,23 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "linear_key_head_dim": 8,
         "linear_value_head_dim": 12,
         "full_attention_interval": 2,
+        "vocab_size": 128,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+    },
+    "tiny-windowed": {
+        "model_type": "gemma3_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rms_norm_eps": 1e-6,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 8,
+        "sliding_window_pattern": 2,
         "vocab_size": 128,
         "max_position_embeddings": 512,
         "tie_word_embeddings": True,

@@ -33,11 +33,11 @@ from tidemill.protocol.validation import printable
 
 from ..loop.core import StepOutput
 from ..loop.engine import Engine
-from .backpressure import BoundedExecutor, body_size
+from .backpressure import SHORT_BYTES, BoundedExecutor, body_size
 from .endpoint import (
     Endpoint,
     EngineResult,
-    FetchingEndpoint,
+    FetchStep,
     FollowedStream,
     FollowUps,
     Prepared,
@@ -45,6 +45,7 @@ from .endpoint import (
     ResponseStream,
     StreamingEndpoint,
 )
+from .text_batches import TextBatcher
 
 _logger = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ class Dispatcher:
             BoundedExecutor(short_bytes=_SHORT_LINE_BYTES, num_threads=num_threads),
             BoundedExecutor(interactive=True),
         )
+        self._reading = TextBatcher(_SHORT_LINE_BYTES)
         self._compiling = (_compile_executor(), _compile_executor())
         self._finishing = (
             BoundedExecutor(short_bytes=_SHORT_VALUES),
@@ -278,7 +280,14 @@ class Dispatcher:
         stack: AsyncExitStack,
     ) -> Prepared[Any, Any]:
         """Return a prepared body; its media count against the limits until `stack` exits."""
-        fetched = endpoint.fetched(body) if isinstance(endpoint, FetchingEndpoint) else None
+        # Not `isinstance`: a protocol's check takes longer than the rest of a short row.
+        fetch: FetchStep | None = getattr(endpoint, "fetched", None)
+        fetched = None if fetch is None else fetch(body)
+        if fetched is None and metadata.priority == 0 and hasattr(endpoint, "draft"):
+            size = body_size(body)
+            draft = endpoint.draft(body, metadata) if size <= SHORT_BYTES else None
+            if draft is not None:
+                return await self._reading.read(draft, size)
         if fetched is None:
             is_constrained = not AUTOMATON_FIELDS.isdisjoint(body) and asks_for_automaton(body)
             executors = self._compiling if is_constrained else self._preparing
@@ -308,7 +317,12 @@ class Dispatcher:
 
     def stats(self) -> EngineStats:
         """Return a snapshot of the work; callable from any thread."""
-        tokenizing = (*self._preparing, *self._compiling, self._preparing_fetched)
+        tokenizing = (
+            *self._preparing,
+            *self._compiling,
+            self._preparing_fetched,
+            self._reading,
+        )
         return replace(
             self._engine.stats(),
             tokenize_seconds=sum(executor.seconds for executor in tokenizing),

@@ -18,6 +18,7 @@ from tidemill.protocol.routes import EMBEDDINGS
 from ..scheduling.encoding import EncodingRequest, EncodingResult
 from .encoder_requests import EncoderModel, EncodingRequestBuilder
 from .endpoint import Prepared, RequestMetadata
+from .text_batches import TextDraft
 from .vectors import as_base64, as_numbers, check_finite, normalize
 
 _Prepared = Prepared[EncodingRequest, EmbeddingRequest]
@@ -35,9 +36,14 @@ class Embeddings:
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
         """Return a sequence for each input, or for the conversation."""
+        return self.draft(body, metadata).read()
+
+    def draft(self, body: dict[str, Any], metadata: RequestMetadata) -> TextDraft[_Prepared]:
+        """Draft what `prepare` returns."""
         request = read_body(EmbeddingRequest, body)
         self._check_width(request.dimensions)
-        return Prepared(self._sequences(request, metadata.created), request, metadata)
+        sequences = self._sequences(request, metadata.created)
+        return sequences.then(lambda requests: Prepared(requests, request, metadata))
 
     def finish(self, prepared: _Prepared, results: Sequence[EncodingResult]) -> Reply:
         """Return the vectors in the order of the inputs."""
@@ -53,7 +59,9 @@ class Embeddings:
         )
         return Reply(200, answer, Usage(prompt_tokens=num_tokens))
 
-    def _sequences(self, request: EmbeddingRequest, created: int) -> list[EncodingRequest]:
+    def _sequences(
+        self, request: EmbeddingRequest, created: int
+    ) -> TextDraft[list[EncodingRequest]]:
         if request.messages is not None:
             text = self._requests.render(
                 request.messages,

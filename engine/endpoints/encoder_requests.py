@@ -18,6 +18,7 @@ from ..scheduling.encoding import EncodingRequest
 from ..text.chat_template import ChatTemplate
 from ..text.truncation import TruncatingTokenizer, Truncation
 from .request_bounds import check_pair_chars
+from .text_batches import TextDraft
 
 _MAX_NAMES_SHOWN = 20
 
@@ -61,25 +62,33 @@ class EncodingRequestBuilder:
         add_special_tokens: bool = True,
         prefix: str = "",
         limit: int | None = None,
-    ) -> list[EncodingRequest]:
-        """Return a sequence for each list of token ids or text; `prefix` is put before each text.
+    ) -> TextDraft[list[EncodingRequest]]:
+        """Draft a sequence for each list of token ids or text; `prefix` is put before each text.
 
         Each text is truncated to `limit` tokens; 0 and None mean no limit. Raises `RequestError`
-        naming `param` for input that the model cannot process.
+        naming `param` for input that the model cannot process, some of it once it is tokenized.
         """
-        cut, num_skipped = self._truncation(request), 0
+        cut, reader = self._truncation(request), self._reader
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if limit:
-            texts = [self._reader.truncated_text(text, limit) for text in texts]
-        if texts:
-            texts = [prefix + text for text in texts]
-            read = self._reader.encode(texts, cut, add_special_tokens=add_special_tokens)
-            num_skipped = self._num_skipped(prefix, add_special_tokens=add_special_tokens)
-        else:
-            read = [_shortened(ids, cut) for ids in prompts if isinstance(ids, list)]
-            self._check_ids(read, param)
-        self._check_lengths(read, param, texts)
-        return [EncodingRequest(ids, num_skipped=num_skipped) for ids in read]
+            texts = [reader.truncated_text(text, limit) for text in texts]
+        texts = [prefix + text for text in texts]
+        parts = reader.relevant_parts(texts, cut)
+
+        def complete(encodings: list[Any]) -> list[EncodingRequest]:
+            num_skipped = 0
+            if texts:
+                read = reader.truncated_ids(
+                    parts, encodings, cut, add_special_tokens=add_special_tokens
+                )
+                num_skipped = self._num_skipped(prefix, add_special_tokens=add_special_tokens)
+            else:
+                read = [_shortened(ids, cut) for ids in prompts if isinstance(ids, list)]
+                self._check_ids(read, param)
+            self._check_lengths(read, param, texts)
+            return [EncodingRequest(ids, num_skipped=num_skipped) for ids in read]
+
+        return TextDraft(reader, parts, add_special_tokens, complete)
 
     def from_pairs(
         self,
@@ -89,8 +98,8 @@ class EncodingRequestBuilder:
         *,
         param: str,
         created: int,
-    ) -> list[EncodingRequest]:
-        """Return a sequence for each of `seconds`, after its first text or the only one.
+    ) -> TextDraft[list[EncodingRequest]]:
+        """Draft a sequence for each of `seconds`, after its first text or the only one.
 
         Raises `RequestError` naming `param` for input that the model cannot process.
         """
@@ -98,7 +107,10 @@ class EncodingRequestBuilder:
         if self._model.reads_pairs_by_template:
             read = self._template_pairs(firsts, seconds, request, created)
             self._check_lengths(read, param, seconds)
-            return [EncodingRequest(ids) for ids in read]
+            requests = [EncodingRequest(ids) for ids in read]
+            return TextDraft(
+                self._reader, (), add_special_tokens=False, complete=lambda _: requests
+            )
         for name in ("instruction", "chat_template_kwargs"):
             if getattr(request, name) is not None:
                 raise RequestError(
@@ -106,10 +118,18 @@ class EncodingRequestBuilder:
                     "pass `--chat-template`.",
                     param=name,
                 )
-        pairs = self._reader.encode_pairs(firsts, seconds, self._truncation(request))
-        self._check_lengths([pair.ids for pair in pairs], param, seconds)
-        has_types = self._model.has_types
-        return [EncodingRequest(pair.ids, pair.type_ids if has_types else None) for pair in pairs]
+        cut, reader = self._truncation(request), self._reader
+
+        def complete(encodings: list[Any]) -> list[EncodingRequest]:
+            pairs = reader.joined_pairs(len(firsts), encodings, cut)
+            self._check_lengths([pair.ids for pair in pairs], param, seconds)
+            has_types = self._model.has_types
+            return [
+                EncodingRequest(pair.ids, pair.type_ids if has_types else None) for pair in pairs
+            ]
+
+        texts = reader.relevant_parts([*firsts, *seconds], cut)
+        return TextDraft(reader, texts, add_special_tokens=False, complete=complete)
 
     def render(self, messages: Sequence[Message], *, created: int, **options: Any) -> str:
         """Render a conversation; raises `RequestError` if the model has no template."""

@@ -13,6 +13,7 @@ from tidemill.protocol.routes import Route
 from tidemill.protocol.stream import StreamOptions
 
 from ..scheduling.token_logprobs import TokenLogprobs
+from .text_batches import TextDraft
 
 
 class EngineResult(Protocol):
@@ -82,7 +83,6 @@ BodyCheck = Callable[[dict[str, Any]], object]
 """Raises `RequestError` for a body that is invalid regardless of its URLs' contents."""
 
 
-@runtime_checkable
 class FetchingEndpoint(Protocol):
     """An endpoint whose bodies may contain media URLs.
 
@@ -93,6 +93,15 @@ class FetchingEndpoint(Protocol):
     @property
     def fetched(self) -> FetchStep:
         """Return the media fetch that precedes `prepare`."""
+
+
+class DraftingEndpoint(Protocol[RequestT, ContextT]):
+    """An endpoint whose texts are tokenized together with those of other rows of a file."""
+
+    def draft(
+        self, body: dict[str, Any], metadata: RequestMetadata
+    ) -> TextDraft[Prepared[RequestT, ContextT]] | None:
+        """Draft what `prepare` returns; None for a body that is better prepared in a thread."""
 
 
 class Endpoint(Protocol[RequestT, ResultT_contra, ContextT]):

@@ -24,6 +24,7 @@ from tidemill.protocol.scoring import RerankRequest, ScoreRequest, rerank_body, 
 from ..scheduling.encoding import EncodingRequest, EncodingResult
 from .encoder_requests import EncoderModel, EncodingRequestBuilder
 from .endpoint import Prepared, RequestMetadata
+from .text_batches import TextDraft
 from .vectors import as_numbers, check_finite, normalize
 
 Numbers = NDArray[np.float64]
@@ -60,24 +61,24 @@ class PairScorer:
     def __init__(self, model: EncoderModel) -> None:
         self._requests = EncodingRequestBuilder(model)
         self._gives_vectors = model.description.task == "embed"
+        self.can_draft = not model.reads_pairs_by_template  # which truncates text by text
         self._activation = ACTIVATIONS[model.description.activation]
 
-    def prepare(
+    def draft(
         self, request: ScoreRequest | RerankRequest, metadata: RequestMetadata
-    ) -> PreparedPairs:
-        """Return a sequence for each pair, or for each distinct text."""
+    ) -> TextDraft[PreparedPairs]:
+        """Draft a sequence for each pair, or for each distinct text."""
         firsts, seconds = request.sides
         if not self._gives_vectors:
-            sequences = self._requests.from_pairs(
+            return self._requests.from_pairs(
                 firsts, seconds, request, param=request.names[1], created=metadata.created
-            )
-            return Prepared(sequences, PairRequest(request, None), metadata)
+            ).then(lambda sequences: Prepared(sequences, PairRequest(request, None), metadata))
         for name in ("instruction", "chat_template_kwargs"):
             if getattr(request, name) is not None:
                 raise RequestError(
                     f"`{name}` requires a reranker; this is an embedding model.", param=name
                 )
-        return self._prepare_texts(request, metadata)
+        return self._draft_texts(request, metadata)
 
     def finish(self, prepared: PreparedPairs, results: Sequence[EncodingResult]) -> Reply:
         """Return the scores in the order of the pairs, or the ranking."""
@@ -107,23 +108,32 @@ class PairScorer:
             )
         return Reply(200, answer, Usage(prompt_tokens=num_tokens))
 
-    def _prepare_texts(
+    def _draft_texts(
         self, request: ScoreRequest | RerankRequest, metadata: RequestMetadata
-    ) -> PreparedPairs:
-        """Return a sequence for each distinct text of both sides."""
-        places: dict[tuple[int, ...], int] = {}
-        sequences: list[EncodingRequest] = []
-        sides: list[list[int]] = []
+    ) -> TextDraft[PreparedPairs]:
+        """Draft a sequence for each distinct text of both sides."""
+        prefix = self._requests.prompt_named(None)
         limits = (request.max_tokens_per_query, request.max_tokens_per_doc)
-        for texts, param, limit in zip(request.sides, request.names, limits, strict=True):
-            side = self._requests.from_prompts(
-                texts, request, param=param, prefix=self._requests.prompt_named(None), limit=limit
-            )
-            for sequence in side:
+        firsts, seconds = (
+            self._requests.from_prompts(texts, request, param=param, prefix=prefix, limit=limit)
+            for texts, param, limit in zip(request.sides, request.names, limits, strict=True)
+        )
+
+        def complete(encodings: list[Any]) -> PreparedPairs:
+            count = len(firsts.texts)
+            sides = firsts.complete(encodings[:count]), seconds.complete(encodings[count:])
+            places: dict[tuple[int, ...], int] = {}
+            sequences: list[EncodingRequest] = []
+            for sequence in (*sides[0], *sides[1]):
                 if places.setdefault(tuple(sequence.token_ids), len(sequences)) == len(sequences):
                     sequences.append(sequence)
-            sides.append([places[tuple(sequence.token_ids)] for sequence in side])
-        return Prepared(sequences, PairRequest(request, (sides[0], sides[1])), metadata)
+            first, second = (
+                [places[tuple(sequence.token_ids)] for sequence in side] for side in sides
+            )
+            return Prepared(sequences, PairRequest(request, (first, second)), metadata)
+
+        texts = [*firsts.texts, *seconds.texts]
+        return TextDraft(firsts.reader, texts, firsts.add_special_tokens, complete)
 
     def _activate(
         self, results: Sequence[EncodingResult], request: ScoreRequest | RerankRequest
@@ -153,7 +163,15 @@ class Rerank:
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> PreparedPairs:
         """Return a sequence for each pair, or for each text of an embedding model."""
-        return self._pairs.prepare(read_body(RerankRequest, body), metadata)
+        return self._pairs.draft(read_body(RerankRequest, body), metadata).read()
+
+    def draft(
+        self, body: dict[str, Any], metadata: RequestMetadata
+    ) -> TextDraft[PreparedPairs] | None:
+        """Draft what `prepare` returns; None if pairs are rendered by a template."""
+        if not self._pairs.can_draft:
+            return None
+        return self._pairs.draft(read_body(RerankRequest, body), metadata)
 
     def finish(self, prepared: PreparedPairs, results: Sequence[EncodingResult]) -> Reply:
         """Return the documents, the highest score first."""
@@ -170,7 +188,15 @@ class Score:
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> PreparedPairs:
         """Return a sequence for each pair, or for each text of an embedding model."""
-        return self._pairs.prepare(read_score(body), metadata)
+        return self._pairs.draft(read_score(body), metadata).read()
+
+    def draft(
+        self, body: dict[str, Any], metadata: RequestMetadata
+    ) -> TextDraft[PreparedPairs] | None:
+        """Draft what `prepare` returns; None if pairs are rendered by a template."""
+        if not self._pairs.can_draft:
+            return None
+        return self._pairs.draft(read_score(body), metadata)
 
     def finish(self, prepared: PreparedPairs, results: Sequence[EncodingResult]) -> Reply:
         """Return the scores."""

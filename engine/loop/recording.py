@@ -14,6 +14,7 @@ from tidemill.protocol.errors import RequestError
 from ..model.speech.alignment import align_tokens
 from ..model.speech.architecture import SpeechArchitecture, WhisperTokens
 from ..scheduling.speech import SpeechRequest, SpeechResult, SpeechSegment
+from .whisper_rules import has_penalties
 
 # Frames per place of a window; each timestamp token is a place.
 FRAMES_A_PLACE = 2
@@ -123,8 +124,9 @@ class Recording:
 class Window:
     """One window of a recording, its output so far, and its slot.
 
-    Its `tokens` are a prompt of `num_prompt` and the output; `num_computed` of them have keys and
-    values. While its language `is_unknown` they are only the start token.
+    Its `tokens` are a prompt of `num_prompt` and the output; `num_pending` more are chosen, but
+    have not arrived from the device. `num_computed` of all have keys and values. While its language
+    `is_unknown` they are only the start token. Results of an earlier `attempt` are void.
     """
 
     recording: Recording
@@ -135,6 +137,8 @@ class Window:
     num_prompt: int = 0
     most_tokens: int = 0
     num_computed: int = 0
+    num_pending: int = 0
+    attempt: int = 0
     slot: int = -1
     states: Tensor | None = None  # [S, H], if word timestamps are requested
     sum_logprobs: float = 0.0
@@ -143,8 +147,21 @@ class Window:
 
     @property
     def written(self) -> list[int]:
-        """Return the output, including an end token."""
+        """Return the output that has arrived, including an end token."""
         return self.tokens[self.num_prompt :]
+
+    @property
+    def num_written(self) -> int:
+        """Return the number of the output's tokens, including pending ones."""
+        return len(self.tokens) - self.num_prompt + self.num_pending
+
+    @property
+    def can_go_on(self) -> bool:
+        """Return whether its next token can be computed, if need be after pending ones."""
+        if self.is_done or not self.num_pending:
+            return not self.is_done
+        is_full = len(self.tokens) + self.num_pending >= self.most_tokens
+        return not (self.is_unknown or is_full or has_penalties(self.recording.request.sampling))
 
     @property
     def avg_logprob(self) -> float:
@@ -165,6 +182,7 @@ class Window:
     def start_over(self) -> None:
         """Reset the window for another attempt."""
         self.tokens, self.num_prompt, self.num_computed, self.slot = [], 0, 0, -1
+        self.num_pending = 0
         self.states, self.sum_logprobs, self.is_done = None, 0.0, False
 
 
@@ -215,7 +233,7 @@ class Transcriber:
         """Set a window's prompt, or the start token that detects its language."""
         whisper_tokens, recording = self._whisper_tokens, window.recording
         window.is_unknown = recording.language is None
-        window.num_computed = 0
+        window.num_computed = window.num_pending = 0
         if window.is_unknown:
             window.tokens = [whisper_tokens.start]
             return

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.protocol.contract import EngineStats
@@ -29,9 +31,29 @@ from .device_health import (
     run_canaries,
 )
 from .recording import Recording, Transcriber, Window
-from .whisper_rules import DecodingState, WhisperRules
+from .runner import Readout
+from .whisper_rules import Chosen, DecodingState, WhisperRules, WrittenTokens
 
 logger = logging.getLogger(__name__)
+
+
+class _Flight(NamedTuple):
+    """A launched step of texts, and the attempt of each of its windows.
+
+    The windows of known language come first; `begun` of them all have started their texts.
+    """
+
+    windows: list[Window]
+    attempts: list[int]
+    begun: list[Window]
+    num_known: int
+    readout: Readout
+
+    @property
+    def valid(self) -> list[Window]:
+        """Return the windows that still need its tokens."""
+        pairs = zip(self.windows, self.attempts, strict=True)
+        return [window for window, attempt in pairs if window.attempt == attempt]
 
 
 @dataclass(slots=True, eq=False)
@@ -45,9 +67,10 @@ class _Suspects:
 class SpeechCore:
     """Recordings in through `add`, transcripts out of `step`.
 
-    Up to `num_slots` windows run at a time, and those of one recording run in order. The windows of
-    a failed step run again without others, first together, then in halves; one that fails alone is
-    to blame, unless a canary window fails as well.
+    Up to `num_slots` windows run at a time, and those of one recording run in order. Up to
+    `steps_ahead` launched steps, 0 or 1, wait for their tokens while the next is prepared. The
+    windows of a failed step run again without others, first together, then in halves; one that
+    fails alone is to blame, unless a canary window fails as well.
     """
 
     def __init__(
@@ -56,6 +79,8 @@ class SpeechCore:
         whisper_tokens: WhisperTokens,
         extractor: FeatureExtractor,
         num_slots: int,
+        *,
+        steps_ahead: int = 0,
     ) -> None:
         network, settings = runner.network, extractor.settings
         self._runner = runner
@@ -67,6 +92,9 @@ class SpeechCore:
         self._language_ids = torch.tensor(
             [*whisper_tokens.languages.values()], device=network.device
         )
+        self._texts = WrittenTokens(runner.last_ids, whisper_tokens.first_timestamp)
+        self._steps_ahead = steps_ahead
+        self._flights: deque[_Flight] = deque()  # the oldest first
         self._num_slots = num_slots
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._waiting: deque[Recording] = deque()
@@ -92,14 +120,21 @@ class SpeechCore:
         """
         self._reliability.check()
         if not (self._waiting or self._urgent or self._running or self._suspects):
+            self._flights.clear()
             return None
+        if self._suspects and self._flights:  # they wait for the steps before them
+            self._land()
+            return self._finish()
         self._num_steps += 1
         if self._suspects:
             return self._step_apart()
         newcomers = self._admit()
         self._running += newcomers
         self._attempt(newcomers, self._hear)
-        self._attempt([window for window in self._running if not window.is_done], self._write)
+        ready = [window for window in self._running if window.can_go_on]
+        self._attempt(ready, self._launch)
+        if self._flights and (not ready or len(self._flights) > self._steps_ahead):
+            self._land()
         if not self._suspects:
             self._reliability.note_good()
         return self._finish()
@@ -161,7 +196,8 @@ class SpeechCore:
         for start in range(0, len(windows), at_once):
             self._hear(windows[start : start + at_once])
         while left := [window for window in windows if not window.is_done]:
-            self._write(left)
+            self._launch(left)
+            self._collect(self._flights.pop())
 
     def _attempt(
         self,
@@ -225,7 +261,8 @@ class SpeechCore:
         run_canaries(is_finite, self._whisper_tokens.start)
 
     def _leave(self, window: Window) -> None:
-        """Release a window's slot."""
+        """Release a window's slot: what is launched for it is void."""
+        window.attempt += 1
         self._running.remove(window)
         self._free_slots.append(window.slot)
 
@@ -240,19 +277,19 @@ class SpeechCore:
             if window.recording.request.wants_words:
                 window.states = own.clone()
 
-    def _write(self, windows: list[Window]) -> None:
-        """Compute the new tokens of each window, and choose the next one."""
-        # Single tokens come first.
-        windows = sorted(windows, key=lambda one: len(one.tokens) - one.num_computed != 1)
+    def _launch(self, windows: list[Window]) -> None:
+        """Launch the new tokens of each window, and the choice of the next one."""
+        # Single tokens come first, and windows of unknown language last.
+        windows = sorted(windows, key=lambda one: (one.is_unknown, _num_new(one) != 1))
         starts = [window.num_computed for window in windows]
-        counts = [len(window.tokens) - window.num_computed for window in windows]
+        counts = [_num_new(window) for window in windows]
         last_rows = np.cumsum(counts) - 1
         begun = [i for i, one in enumerate(windows) if not (one.num_computed or one.is_unknown)]
         start_rows = [
             int(last_rows[i]) - counts[i] + 1 + self._transcriber.start_row(windows[i])
             for i in begun
         ]
-        ids = [token for window in windows for token in window.tokens[window.num_computed :]]
+        ids = [token for window in windows for token in _new_ids(window)]
         step = TextStep(
             slots=np.array([window.slot for window in windows]),
             starts=np.array(starts),
@@ -261,54 +298,79 @@ class SpeechCore:
             rows=np.array([*last_rows, *start_rows]),
         )
         logits = self._runner.decode(step)
-        self._record_silence([windows[i] for i in begun], logits[len(windows) :])
+        num_known = sum(not window.is_unknown for window in windows)
+        chosen = self._choose(windows[:num_known], logits[:num_known])
+        languages = self._likeliest_languages(logits[num_known : len(windows)])
+        silence = self._silence_probs(logits[len(windows) :])
         for window in windows:
-            window.num_computed = len(window.tokens)
-        known, unknown = (
-            [i for i, window in enumerate(windows) if window.is_unknown == is_unknown]
-            for is_unknown in (False, True)
-        )
-        self._choose(
-            [windows[i] for i in known], logits[known] if unknown else logits[: len(known)]
-        )
-        self._detect_languages([windows[i] for i in unknown], logits[unknown])
+            window.num_computed += _num_new(window)
+            window.num_pending += 1
+        readout = Readout([*chosen, languages, silence])
+        attempts, begun_windows = [one.attempt for one in windows], [windows[i] for i in begun]
+        self._flights.append(_Flight(windows, attempts, begun_windows, num_known, readout))
 
-    def _record_silence(self, windows: list[Window], logits: Tensor) -> None:
-        """Record the probability of silence, from the logits `[N, V]` at the texts' starts."""
-        if not windows or self._whisper_tokens.no_timestamps is None:
-            return
-        probs = logits.float().softmax(dim=-1)[:, self._whisper_tokens.no_timestamps - 1]
-        for window, prob in zip(windows, probs.tolist(), strict=True):
-            window.no_speech_prob = prob
+    @torch.inference_mode()
+    def _silence_probs(self, logits: Tensor) -> Tensor:
+        """Return the probability of silence `[B]`, from the logits at the texts' starts."""
+        if self._whisper_tokens.no_timestamps is None:
+            return torch.zeros(len(logits), device=logits.device)
+        return logits.float().softmax(dim=-1)[:, self._whisper_tokens.no_timestamps - 1]
 
-    def _detect_languages(self, windows: list[Window], logits: Tensor) -> None:
-        """Set each window's most likely language, and start transcribing in it."""
+    @torch.inference_mode()
+    def _likeliest_languages(self, logits: Tensor) -> Tensor:
+        """Return the place of each row's most likely language, from the logits at the start."""
+        if not len(logits):
+            return torch.zeros(0, dtype=torch.int64, device=logits.device)
+        return logits[:, self._language_ids].argmax(dim=-1)
+
+    def _choose(self, windows: list[Window], logits: Tensor) -> Chosen:
+        """Return the next token of each window, on the device."""
         if not windows:
-            return
-        best = logits[:, self._language_ids].argmax(dim=-1).tolist()
-        codes = [*self._whisper_tokens.languages]
-        for window, place in zip(windows, best, strict=True):
-            window.recording.language = codes[place]
-            self._transcriber.start_window(window)
-
-    def _choose(self, windows: list[Window], logits: Tensor) -> None:
-        """Append the next token of each window."""
-        if not windows:
-            return
+            return Chosen(*torch.zeros(3, 0, device=logits.device))
         places = [
             DecodingState(
-                written=window.written,
+                slot=window.slot,
+                num_written=window.num_written,
                 has_times=window.has_times,
                 sampling=window.recording.request.sampling,
-                number=window.recording.num_output_tokens + len(window.written),
+                number=window.recording.num_output_tokens + window.num_written,
+                written=window.written,
             )
             for window in windows
         ]
-        chosen = self._rules.choose(logits, places)
-        if chosen.is_broken.all():  # no row shows that the device works
-            self._run_canaries(windows[0].slot)
+        return self._rules.choose(logits, places, self._texts)
+
+    def _land(self) -> None:
+        """Collect the oldest step in flight, which may fail."""
+        flight = self._flights.popleft()
+        self._attempt(flight.valid, lambda _: self._collect(flight))
+
+    def _collect(self, flight: _Flight) -> None:
+        """Wait for a step's tokens and append them to the windows that still need them."""
+        *chosen, languages, silence = flight.readout.wait()
+        valid = set(map(id, flight.valid))
+        for window, prob in zip(flight.begun, silence.tolist(), strict=True):
+            if id(window) in valid and self._whisper_tokens.no_timestamps is not None:
+                window.no_speech_prob = prob
+        if flight.num_known and chosen[2].all():  # no row shows that the device works
+            self._run_canaries(flight.windows[0].slot)
+        self._append(flight.windows[: flight.num_known], valid, chosen)
+        codes = [*self._whisper_tokens.languages]
+        unknown = flight.windows[flight.num_known :]
+        for window, place in zip(unknown, languages.tolist(), strict=True):
+            if id(window) in valid:
+                window.recording.language = codes[place]
+                self._transcriber.start_window(window)
+
+    def _append(
+        self, windows: list[Window], valid: AbstractSet[int], chosen: Sequence[NDArray[Any]]
+    ) -> None:
+        """Append the next token of each valid window."""
         columns = (column.tolist() for column in chosen)
         for window, token, logprob, is_broken in zip(windows, *columns, strict=True):
+            if id(window) not in valid:
+                continue
+            window.num_pending -= 1
             if is_broken:
                 window.recording.error = InternalError(
                     "The model's logits for this recording are not finite."
@@ -357,3 +419,13 @@ class SpeechCore:
         except Exception as exc:
             logger.exception("a window could not be committed")
             window.recording.error = InternalError(f"The engine failed on this recording: {exc}")
+
+
+def _num_new(window: Window) -> int:
+    """Return the number of tokens without keys and values, including pending ones."""
+    return len(window.tokens) + window.num_pending - window.num_computed
+
+
+def _new_ids(window: Window) -> list[int]:
+    """Return the tokens without keys and values; a pending one is on the device."""
+    return [-1 - window.slot] if window.num_pending else window.tokens[window.num_computed :]

@@ -164,7 +164,8 @@ class GraphedSpeechRunner(SpeechRunner):
             with ExitStack() as stack:
                 for backend, own in zip((texts, windows), launches, strict=True):
                     stack.enter_context(backend.capturing(bucket, own))
-                return self.network.hidden_states(packed, texts, windows)
+                step = packed.with_ids(self.last_ids)
+                return self.network.hidden_states(step, texts, windows)
 
         hidden = self._text_graphs.run((bucket, *launches), compute, len(step.rows), launches)
         return self.network.compute_logits(hidden)

@@ -103,7 +103,10 @@ def make_core(model: LoadedSpeech, config: EngineConfig) -> SpeechCore:
         limit_torch_threads(model.device)
     num_slots = count_slots(model, config)
     runner = make_runner(model.network, model.backend, num_slots, capture_on)
-    description = model.description
+    description, extractor = model.description, FeatureExtractor(model.description.features)
+    steps_ahead = config.steps_ahead
+    if steps_ahead is None:
+        steps_ahead = int(model.device.type == "cuda")
     return SpeechCore(
-        runner, description.whisper_tokens, FeatureExtractor(description.features), num_slots
+        runner, description.whisper_tokens, extractor, num_slots, steps_ahead=steps_ahead
     )

@@ -73,8 +73,31 @@ class TruncatingTokenizer:
         self, texts: Sequence[str], cut: Truncation, *, add_special_tokens: bool = True
     ) -> list[list[int]]:
         """Return the token ids of each text; a far too long one may stop early."""
-        texts = [self._relevant_part(text, cut.side) for text in texts]
-        encodings = self._read(texts, add_special_tokens=add_special_tokens)
+        texts = self.relevant_parts(texts, cut)
+        encodings = self.read(texts, add_special_tokens=add_special_tokens)
+        return self.truncated_ids(texts, encodings, cut, add_special_tokens=add_special_tokens)
+
+    def read(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Any]:
+        """Return the encoding of each text, which is not truncated."""
+        # The batch form releases the GIL, and computes no offsets.
+        encodings: list[Any] = self._backend.encode_batch_fast(
+            list(texts), add_special_tokens=add_special_tokens
+        )
+        return encodings
+
+    def relevant_parts(self, texts: Sequence[str], cut: Truncation) -> list[str]:
+        """Return each text, or the part of a far too long one that exceeds the limit."""
+        return [self._relevant_part(text, cut.side) for text in texts]
+
+    def truncated_ids(
+        self,
+        texts: Sequence[str],
+        encodings: Sequence[Any],
+        cut: Truncation,
+        *,
+        add_special_tokens: bool,
+    ) -> list[list[int]]:
+        """Return the token ids of texts that were read."""
         return [
             encoding.ids
             if cut.max_tokens is None or len(encoding) <= cut.max_tokens
@@ -89,14 +112,16 @@ class TruncatingTokenizer:
 
         Raises `RequestError` if no token of a second text would remain.
         """
-        heads, tails = (
-            self._read(
-                [self._relevant_part(text, cut.side) for text in side], add_special_tokens=False
-            )
-            for side in (firsts, seconds)
-        )
-        for encodings, limit in ((heads, cut.max_first), (tails, cut.max_second)):
-            for encoding in encodings if limit else ():
+        texts = self.relevant_parts([*firsts, *seconds], cut)
+        return self.joined_pairs(len(firsts), self.read(texts, add_special_tokens=False), cut)
+
+    def joined_pairs(
+        self, num_firsts: int, encodings: Sequence[Any], cut: Truncation
+    ) -> list[TokenPair]:
+        """Return the pairs of texts that were read without special tokens, the firsts first."""
+        heads, tails = list(encodings[:num_firsts]), list(encodings[num_firsts:])
+        for side, limit in ((heads, cut.max_first), (tails, cut.max_second)):
+            for encoding in side if limit else ():
                 encoding.truncate(limit, direction=cut.side)
         if len(heads) == 1:
             heads *= len(tails)
@@ -113,12 +138,12 @@ class TruncatingTokenizer:
 
         It excludes the closing special token, as in sentence-transformers.
         """
-        [encoding] = self._read([text], add_special_tokens=add_special_tokens)
+        [encoding] = self.read([text], add_special_tokens=add_special_tokens)
         return len(encoding) - bool(encoding.special_tokens_mask[-1])
 
     def count_tokens(self, text: str) -> int:
         """Return the number of tokens of a text without special tokens."""
-        [encoding] = self._read([text], add_special_tokens=False)
+        [encoding] = self.read([text], add_special_tokens=False)
         return len(encoding)
 
     def least_tokens_of_longer(self, text: str) -> int | None:
@@ -153,15 +178,8 @@ class TruncatingTokenizer:
             num_chars *= 2
         return None
 
-    def _read(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Any]:
-        # The batch form releases the GIL, and computes no offsets.
-        encodings: list[Any] = self._backend.encode_batch_fast(
-            list(texts), add_special_tokens=add_special_tokens
-        )
-        return encodings
-
     def _shortened(self, text: str, cut: Truncation, *, add_special_tokens: bool) -> list[int]:
-        [encoding] = self._read([text], add_special_tokens=False)
+        [encoding] = self.read([text], add_special_tokens=False)
         num_special = self._num_special if add_special_tokens else 0
         room = (cut.max_tokens or 0) - num_special
         if room < 1:

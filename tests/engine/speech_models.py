@@ -13,7 +13,7 @@ from tidemill.engine.config import EngineConfig
 from tidemill.engine.loop.recording import Recording
 from tidemill.engine.loop.speech import SpeechCore
 from tidemill.engine.media.audio_features import FeatureExtractor
-from tidemill.engine.model.speech.loading import load_speech
+from tidemill.engine.model.speech.loading import LoadedSpeech, load_speech
 from tidemill.engine.model.speech.runner import SpeechRunner
 from tidemill.engine.scheduling.speech import SpeechRequest
 
@@ -104,13 +104,20 @@ def clip(seconds: float, seed: int) -> NDArray[np.float32]:
     return samples
 
 
-def work_of(folder: Path, num_slots: int = 3, dtype: Any = "float32") -> SpeechCore:
+def work_of(
+    folder: Path, num_slots: int = 3, dtype: Any = "float32", steps_ahead: int = 0
+) -> SpeechCore:
     """Return work over the model in a folder."""
     loaded = load_speech(EngineConfig(str(folder), device="cpu", dtype=dtype))
+    return work_over(loaded, num_slots, steps_ahead)
+
+
+def work_over(loaded: LoadedSpeech, num_slots: int = 3, steps_ahead: int = 0) -> SpeechCore:
+    """Return work over a loaded model."""
     runner = SpeechRunner(loaded.network, loaded.backend, num_slots)
-    description = loaded.description
+    description, extractor = loaded.description, FeatureExtractor(loaded.description.features)
     return SpeechCore(
-        runner, description.whisper_tokens, FeatureExtractor(description.features), num_slots
+        runner, description.whisper_tokens, extractor, num_slots, steps_ahead=steps_ahead
     )
 
 

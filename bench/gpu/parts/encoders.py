@@ -84,7 +84,7 @@ def transcribe(place: Place) -> Numbers:
     """Measure recordings of noise, from samples to tokens."""
     count = 1 if place.is_tiny else CLIPS
     with tempfile.TemporaryDirectory() as folder:
-        speech.make_model(Path(folder), "tiny" if place.is_tiny else "small")
+        speech.make_model(Path(folder), "trial" if place.is_tiny else "small")
         dtype = "float32" if place.is_tiny else "bfloat16"
         # Interpreted, a window of 1,500 states takes minutes.
         with not_interpreting() if place.is_tiny else nullcontext():

@@ -23,7 +23,7 @@ from bench.gpu.parts.models import CountedCapture, core_of, made
 from bench.gpu.parts.profiles import profiled
 from bench.gpu.parts.task import Numbers, Place, Task
 from bench.gpu.roofline import serial
-from bench.gpu.shapes import MIXED, architecture
+from bench.gpu.shapes import MIXED, TINY_MIXED, architecture
 from bench.gpu.supply import Supply
 from tidemill.engine.kernels.triton import linear
 from tidemill.engine.loop.generation import GenerationCore
@@ -72,7 +72,7 @@ TINY_MIX = Mix(12, 6, shared=16)
 TINY_WORK = (
     Run("tiny", mix=TINY_MIX),
     Run("tiny", "int4", TINY_MIX, has_fp8_cache=True, dequantized_from=8),
-    Run("tiny-hybrid", mix=TINY_MIX),
+    *(Run(name, mix=TINY_MIX) for name in TINY_MIXED),
 )
 # Usual seconds: those of a run, and those of creating its model.
 SECONDS, MODEL_SECONDS = 11.0, 5.0

@@ -37,7 +37,8 @@ class TextStep:
     """Tokens of `S` texts: `counts[s]` of slot `slots[s]`, from position `starts[s]` on.
 
     All `token_ids` are in one row, text after text; logits of `rows` of them are wanted. All
-    earlier tokens of their texts were computed before.
+    earlier tokens of their texts were computed before. An id `-1 - slot` is the slot's last one,
+    which only the device knows.
     """
 
     slots: Ints  # [S]
@@ -91,6 +92,8 @@ class SpeechRunner:
         self.texts = self.make_attention(shapes, num_slots * self.pages.of_text)
         self.windows = self.make_attention(shapes, num_slots * self.pages.of_window)
         # All layers of the encoder attend on the same pages, one after the other.
+        # The last token of each slot's text, where the next step needs it before the host has it.
+        self.last_ids = torch.zeros(num_slots, dtype=torch.int32, device=network.device)
         self.windows_at_once = min(windows_at_once(network.device), num_slots)
         room = self.windows_at_once * self.pages.of_window
         self.encoding = self.make_attention([model.encoder_shape], room)
@@ -117,7 +120,7 @@ class SpeechRunner:
     def decode(self, step: TextStep, queries: dict[int, Tensor] | None = None) -> Tensor:
         """Compute tokens of texts → the logits `[N, V]` of their rows; `queries` as in `decode`."""
         arrays = self.arrays(self.texts, self.pages.of_text, step)
-        packed = Step.pack(step.num_single, self.network.device, **arrays)
+        packed = Step.pack(step.num_single, self.network.device, **arrays).with_ids(self.last_ids)
         self.texts.prepare(packed)
         self._prepare(self.windows, self.looking_step(step))
         return self.network.decode(packed, self.texts, self.windows, queries)

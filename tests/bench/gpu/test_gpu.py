@@ -74,7 +74,7 @@ def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
         env={**environment, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=1200,
+        timeout=2000,
         check=True,
     ).stdout
     parts = Results(tmp_path).read()

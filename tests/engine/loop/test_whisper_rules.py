@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tidemill.engine.loop.whisper_rules import DecodingState, WhisperRules
+from tidemill.engine.loop.whisper_rules import Chosen, DecodingState, WhisperRules, WrittenTokens
 from tidemill.engine.model.speech.architecture import WhisperTokens
 from tidemill.engine.scheduling.sequence import Sampling
 
@@ -47,7 +47,25 @@ def place(
 ) -> DecodingState:
     """Return the decoding state of a text."""
     sampling = Sampling(temperature=temperature, seed=5, **parameters)
-    return DecodingState(written, has_times, sampling, number)
+    return DecodingState(0, len(written), has_times, sampling, number, written)
+
+
+def choose(rules: WhisperRules, logits: torch.Tensor, places: list[DecodingState]) -> Chosen:
+    """Return the next tokens of texts, each in its own slot, whose tokens were added one by one."""
+    last_ids = torch.full((len(places),), ZERO + 7, dtype=torch.int32)  # of earlier texts
+    texts = WrittenTokens(last_ids, STEERING.first_timestamp)
+    for slot, state in enumerate(places):
+        for number, token in enumerate(state.written):
+            texts.add(torch.tensor([slot]), torch.tensor([number == 0]), torch.tensor([token]))
+    before = last_ids.tolist()
+    chosen = rules.choose(
+        logits, [state._replace(slot=slot) for slot, state in enumerate(places)], texts
+    )
+    assert [state.written[-1] for state in places if state.written] == [
+        token for token, state in zip(before, places, strict=True) if state.written
+    ]
+    assert last_ids.tolist() == chosen.token_ids.tolist()
+    return chosen
 
 
 def allowed_by_transformers(logits: torch.Tensor, written: list[int]) -> torch.Tensor:
@@ -79,7 +97,7 @@ def test_the_most_likely_token_equals_that_of_transformers(dtype: torch.dtype) -
         logits[:, ZERO:] -= 3.0 * (seed % 3)
         logits = logits.to(dtype)
         places = [place(written, has_times=True) for written in WRITTEN]
-        got = rules.choose(logits, places)
+        got = choose(rules, logits, places)
         left = torch.cat(
             [
                 allowed_by_transformers(row[None].float(), written)
@@ -99,7 +117,7 @@ def test_without_times_only_suppressed_tokens_are_masked() -> None:
     rules = WhisperRules(STEERING, torch.device("cpu"))
     logits = torch.zeros(2, VOCABULARY)
     logits[:, 1], logits[:, 3], logits[:, 9] = 5, 4, 3
-    got = rules.choose(logits, [place([], has_times=False), place([9], has_times=False)])
+    got = choose(rules, logits, [place([], has_times=False), place([9], has_times=False)])
     assert got.token_ids.tolist() == [9, 3]
 
 
@@ -108,8 +126,8 @@ def test_draws_follow_the_rules() -> None:
     rules = WhisperRules(STEERING, torch.device("cpu"))
     logits = torch.zeros(200, VOCABULARY)
     places = [place([7], has_times=False, temperature=1.0, number=number) for number in range(200)]
-    got = rules.choose(logits, places).token_ids
-    assert (rules.choose(logits, places).token_ids == got).all()
+    got = choose(rules, logits, places).token_ids
+    assert (choose(rules, logits, places).token_ids == got).all()
     assert len(set(got.tolist())) > 50
     assert not set(got.tolist()) & set(STEERING.suppressed)
 
@@ -126,11 +144,11 @@ def test_penalties_are_over_the_text_of_the_window() -> None:
             place([7, 8], has_times=False),
             place([], has_times=False, **penalty),
         ]
-        assert rules.choose(logits, places).token_ids.tolist() == [8, 7, 7], penalty
+        assert choose(rules, logits, places).token_ids.tolist() == [8, 7, 7], penalty
     pair = torch.full((1, VOCABULARY), -9.0)
     pair[:, ZERO + 9], pair[:, ZERO + 10] = 5.0, 4.9
     ended = place([ZERO + 2, 7, ZERO + 9], has_times=True, repetition_penalty=5.0)
-    assert rules.choose(pair, [ended]).token_ids.tolist() == [ZERO + 9]
+    assert choose(rules, pair, [ended]).token_ids.tolist() == [ZERO + 9]
 
 
 @pytest.mark.parametrize("parameters", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}])
@@ -141,7 +159,7 @@ def test_a_draw_from_one_token_is_the_most_likely(parameters: dict[str, Any]) ->
 
     def chosen(**parameters: Any) -> list[int]:
         places = [place([7], has_times=False, number=n, **parameters) for n in range(len(logits))]
-        return rules.choose(logits, places).token_ids.tolist()
+        return choose(rules, logits, places).token_ids.tolist()
 
     assert chosen(temperature=1.0, **parameters) == chosen() != chosen(temperature=1.0)
     assert chosen(temperature=1.0, top_k=10**30) == chosen(temperature=1.0)

@@ -1,0 +1,162 @@
+"""Speech one step ahead: texts never change, and no step waits for the tokens before it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from tests.engine.speech_models import clip, run, save, work_over
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.loop.runner import Readout
+from tidemill.engine.model.speech.loading import LoadedSpeech, load_speech
+from tidemill.engine.model.speech.runner import SpeechRunner, TextStep
+from tidemill.engine.scheduling.sequence import Sampling
+from tidemill.engine.scheduling.speech import SpeechRequest, SpeechResult
+
+PENALTY = Sampling(temperature=0.0, repetition_penalty=1.3)
+# Languages that are given and detected, timestamps, words, draws, penalties, several windows.
+REQUESTS = (
+    SpeechRequest(clip(2.0, 1), language="de"),
+    SpeechRequest(clip(7.0, 2)),
+    SpeechRequest(clip(1.0, 3), wants_segments=True, prompt_ids=(5, 9)),
+    SpeechRequest(clip(2.5, 4), language="en", wants_words=True),
+    SpeechRequest(clip(2.0, 5), sampling=Sampling(temperature=0.8, seed=4)),
+    SpeechRequest(clip(1.5, 6), language="fr", sampling=PENALTY, wants_segments=True),
+)
+
+
+@pytest.fixture(name="model", scope="module")
+def fixture_model(tmp_path_factory: pytest.TempPathFactory) -> LoadedSpeech:
+    """A small random model with languages."""
+    folder: Path = tmp_path_factory.mktemp("whisper")
+    save(folder, "many languages")
+    return load_speech(EngineConfig(str(folder), device="cpu", dtype="float32"))
+
+
+@pytest.fixture(name="expected", scope="module")
+def fixture_expected(model: LoadedSpeech) -> list[SpeechResult]:
+    """Results of steps that are waited for."""
+    return [one.result() for one in run(work_over(model), *REQUESTS)]
+
+
+class Order:
+    """Records launches of a step of texts and the arrivals of their tokens, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[str] = []
+        self.failing: dict[str, int] = {}
+        decode, wait = SpeechRunner.decode, Readout.wait
+
+        def launch(own: SpeechRunner, step: TextStep, queries: Any = None) -> Tensor:
+            if queries is None:  # otherwise it is for timestamps of words
+                self._note("launch")
+            return decode(own, step, queries)
+
+        def arrive(own: Readout) -> list[Any]:
+            self._note("arrive")
+            return wait(own)
+
+        monkeypatch.setattr(SpeechRunner, "decode", launch)
+        monkeypatch.setattr(Readout, "wait", arrive)
+
+    def _note(self, event: str) -> None:
+        self.events.append(event)
+        if self.events.count(event) == self.failing.get(event):
+            raise RuntimeError("boom")
+
+    def in_flight(self) -> Counter[int]:
+        """Return how often a step was launched with each number of steps in flight."""
+        counts = Counter[int]()
+        for place, event in enumerate(self.events):
+            if event == "launch":
+                before = Counter(self.events[:place])
+                counts[before["launch"] - before["arrive"]] += 1
+        return counts
+
+
+def test_texts_are_those_of_steps_that_are_waited_for(
+    model: LoadedSpeech, expected: list[SpeechResult]
+) -> None:
+    """Three windows run at a time, and others follow in their slots."""
+    recordings = run(work_over(model, steps_ahead=1), *REQUESTS)
+    assert [one.result() for one in recordings] == expected
+    assert recordings[1].windows[1:]
+
+
+def test_each_step_is_launched_before_the_tokens_of_the_previous_one_arrive(
+    model: LoadedSpeech, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the first step has none before it."""
+    order = Order(monkeypatch)
+    run(work_over(model, steps_ahead=1), REQUESTS[0], REQUESTS[3])
+    counts = order.in_flight()
+    assert counts.keys() == {0, 1}
+    assert counts[0] == 1
+    assert counts[1] > 20
+
+
+def test_a_penalty_waits_for_its_text(
+    model: LoadedSpeech, expected: list[SpeechResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the host knows all tokens; alone, such a text is never ahead."""
+    order = Order(monkeypatch)
+    [recording] = run(work_over(model, steps_ahead=1), REQUESTS[5])
+    assert recording.result() == expected[5]
+    assert order.in_flight().keys() == {0}
+
+
+@pytest.mark.parametrize("failing", [{"launch": 9}, {"arrive": 9}, {"launch": 12, "arrive": 10}])
+def test_a_step_that_fails_in_flight_costs_no_recording(
+    model: LoadedSpeech,
+    expected: list[SpeechResult],
+    monkeypatch: pytest.MonkeyPatch,
+    failing: dict[str, int],
+) -> None:
+    """Its windows start over; those of a newer step do not use its tokens."""
+    Order(monkeypatch).failing = failing
+    work = work_over(model, steps_ahead=1)
+    recordings = run(work, *REQUESTS)
+    assert [one.result() for one in recordings] == expected
+    assert work.stats().failures == len(failing)
+
+
+def test_recordings_that_leave_in_flight_change_no_other(
+    model: LoadedSpeech, expected: list[SpeechResult]
+) -> None:
+    """Another window takes the slot while the old step is in flight."""
+    work = work_over(model, num_slots=2, steps_ahead=1)
+    recordings = [work.add(request) for request in REQUESTS]
+    for _ in range(6):
+        work.step()
+    work.abort({recordings[0], recordings[3]})
+    while work.step() is not None:
+        pass
+    stayed = [1, 2, 4, 5]
+    assert [recordings[place].result() for place in stayed] == [expected[i] for i in stayed]
+    assert work.stats().running == 0
+
+
+def test_logits_that_are_not_finite_fail_only_their_recording(
+    model: LoadedSpeech, expected: list[SpeechResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that was launched after it is void for the recording."""
+    decode, broken = SpeechRunner.decode, np.zeros(1, np.int64)
+
+    def decode_badly(own: SpeechRunner, step: TextStep, queries: Any = None) -> Tensor:
+        logits = decode(own, step, queries).clone()
+        broken[0] += 1
+        if broken[0] == 8:
+            logits[0] = float("nan")
+        return logits
+
+    monkeypatch.setattr(SpeechRunner, "decode", decode_badly)
+    recordings = run(work_over(model, steps_ahead=1), *REQUESTS)
+    failed = [one for one in recordings if one.error is not None]
+    assert len(failed) == 1
+    for recording, wanted in zip(recordings, expected, strict=True):
+        assert recording in failed or recording.result() == wanted
