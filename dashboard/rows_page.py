@@ -12,6 +12,9 @@ from .row_query import BadQuery, RowQuery, StatusFilter
 from .row_view import Part, RowView, request_parts, row_view
 
 PAGE_ROWS: Final = 25
+SEARCHED_BYTES: Final = 16 * 2**20
+"""Rows that one search reads at most: about half a second of an API Lambda."""
+
 _FIRST_ROWS: Final = 3
 _MAX_DIGITS: Final = 16
 _TITLES: Final = {"failed": "Failed rows", "truncated": "Truncated rows", "": "First rows"}

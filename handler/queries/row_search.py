@@ -13,16 +13,13 @@ from typing import Final
 
 from tidemill.batch.model import Batch, Shard, ShardStatus
 from tidemill.dashboard.row_query import RowQuery
-from tidemill.dashboard.rows_page import StoredRows
+from tidemill.dashboard.rows_page import SEARCHED_BYTES, StoredRows
 
 from ..aws.sync import Aws
 from ..deployment import Deployment
 from .part_cache import PartCache, Place
 from .results import MAX_BYTES, MAX_RANGES, listed_shards, may_have_rows, read_places, shards_behind
 from .row_finder import NotIndexed, RowFinder
-
-SEARCHED_BYTES: Final = 16 * 2**20
-"""Rows that one call reads at most: about half a second of an API Lambda."""
 
 _MAX_SHARDS: Final = 2048
 _CHUNK_BYTES: Final = 2 * 2**20

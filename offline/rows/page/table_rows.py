@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from tidemill.batch.file.line_blocks import PositionedStream
 from tidemill.batch.file.lines import FormatError
 from tidemill.batch.table.cells import output_cells, problem_of
 from tidemill.batch.table.errors import TableError
@@ -18,7 +19,6 @@ from tidemill.batch.table.reader import ParquetTable, Table, open_table
 from tidemill.batch.table.result_columns import PREFIX
 
 from ...console.errors import BadInput
-from ...files.line_file import PositionedStream
 from ...files.source import Source
 from ..view import ViewedRow
 
