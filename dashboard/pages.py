@@ -55,9 +55,12 @@ class Search:
     last: tuple[str, int] | None
 
 
-def page(auth: str) -> str:
-    """Return the page; `auth` is `keys`, `iam` for signed requests, or `none`."""
-    return render("page.html", auth=auth)
+def page(auth: str, views: str = "/dashboard/view", *, has_batches: bool = True) -> str:
+    """Return the page; `auth` is `keys`, `iam` for signed requests, or `none`.
+
+    Its views are at the URL `views`. Without batches, the only view is that of rows.
+    """
+    return render("page.html", auth=auth, views=views, has_batches=has_batches)
 
 
 def batches(

@@ -90,6 +90,11 @@ class RowQuery:
         )
 
     @property
+    def begin(self) -> int:
+        """Return the first line that may match."""
+        return self.after + 1 if self.line is None else self.line
+
+    @property
     def kinds(self) -> frozenset[RowKind]:
         """Return the kinds of rows in an index that may have the status."""
         return _KINDS[self.status]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
+
+from tidemill.batch.parts import RowKind
 
 from .batch_row import BatchRow
 from .render import render
@@ -34,6 +36,14 @@ class StoredRows(NamedTuple):
     rows: list[tuple[int, bytes | None]]
     through: int
     next_after: int | None = None
+
+
+class SearchedRow(NamedTuple):
+    """A row that may match, None if it is too large to be read, and its kind if that is known."""
+
+    line: int
+    data: bytes | None
+    kind: RowKind | None = None
 
 
 class FoundRows(NamedTuple):
@@ -91,7 +101,7 @@ class RowCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowsHeading:
-    """What the page tells of its rows; `num_rows` is None if it is unknown.
+    """Values for the heading and the search form; `num_rows` is None if it is unknown.
 
     `batch_id` is empty for rows that are not of a batch.
     """
@@ -160,6 +170,31 @@ def requests(source: RowSource, links: RowLinks, lines: str, page_rows: int = PA
         line: request_parts(found[line]) if line in found else None for line in wanted
     }
     return render("row_requests.html", requests=shown, missing=missing, links=links)
+
+
+def select_rows(
+    rows: Iterable[SearchedRow], query: RowQuery, limit: int, *, max_bytes: int = SEARCHED_BYTES
+) -> StoredRows:
+    """Return the first rows that match, of rows that begin with the first line of the query.
+
+    The search ends after `max_bytes` of them.
+    """
+    found: list[tuple[int, bytes | None]] = []
+    through, num_bytes = query.begin - 1, 0
+    for line, data, kind in rows:
+        if query.line not in {None, line}:
+            break
+        if query.matches_row(data, kind):
+            if len(found) == limit:
+                return StoredRows(found, found[-1][0], found[-1][0])
+            found.append((line, data))
+        through = line
+        num_bytes += len(data or b"")
+        if query.line is not None:
+            break
+        if num_bytes >= max_bytes:
+            return StoredRows(found, through, through)
+    return StoredRows(found, through)
 
 
 def views_of(stored: StoredRows, requests: Requests, *, is_full: bool) -> FoundRows:

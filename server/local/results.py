@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Iterator
+from contextlib import closing, contextmanager
 from heapq import merge
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
@@ -13,7 +13,7 @@ from tidemill.batch.pagination import MAX_BYTES
 from tidemill.batch.parts import RowKind
 from tidemill.batch.result_kinds import ERRORS, OUTPUT
 from tidemill.dashboard.row_query import RowQuery
-from tidemill.dashboard.rows_page import SEARCHED_BYTES, StoredRows
+from tidemill.dashboard.rows_page import SearchedRow, StoredRows, select_rows
 
 from .batches import OPEN, BatchTable, StoredBatch
 from .database import Database
@@ -89,9 +89,14 @@ class Results:
     def search(self, batch: Batch, query: RowQuery, limit: int) -> StoredRows:
         """Return the first rows that match, or those of the first 16 MiB that may match.
 
-        Only rows of their own page are read above 4 MB, and none above 64 MiB.
+        A row above 4 MB is read only by its line number, and none above 64 MiB.
         """
-        return _with_files(lambda: self._search(batch.id, query, limit))
+
+        def search() -> StoredRows:
+            with closing(self._rows(batch.id, query, limit)) as rows:
+                return select_rows(rows, query, limit)
+
+        return _with_files(search)
 
     def delete_unpublished(self) -> None:
         """Delete the row positions of ended batches whose files are gone."""
@@ -103,32 +108,21 @@ class Results:
                 with self._database.writing() as connection:
                     connection.execute("DELETE FROM rows WHERE batch = ?", (stored.place,))
 
-    def _search(self, batch_id: str, query: RowQuery, limit: int) -> StoredRows:
-        is_one = query.line is not None
-        through = query.after if query.line is None else query.line - 1
+    def _rows(self, batch_id: str, query: RowQuery, limit: int) -> Generator[SearchedRow]:
+        """Yield rows that may match."""
+        through = query.begin - 1
         # Without other conditions each of them matches.
         num_read = _SEARCHED_AT_ONCE if query.reads_rows else limit + 1
-        max_bytes = _MAX_ROW_BYTES if is_one else MAX_BYTES
-        found: list[tuple[int, bytes | None]] = []
-        num_bytes = 0
+        max_bytes = MAX_BYTES if query.line is None else _MAX_ROW_BYTES
         while True:
             stored, positions = self._positions(batch_id, through, query.kinds, num_read)
             with _OpenRows.of(stored, self._folder) as opened:
                 for position in positions:
-                    if is_one and position.line != query.line:
-                        break
-                    is_large = position.size > max_bytes
-                    row = None if is_large else opened.read(position)
-                    num_bytes += 0 if is_large else position.size
-                    if query.matches_row(row, RowKind(position.kind)):
-                        if len(found) == limit:
-                            return StoredRows(found, found[-1][0], found[-1][0])
-                        found.append((position.line, row))
+                    row = opened.read(position) if position.size <= max_bytes else None
+                    yield SearchedRow(position.line, row, RowKind(position.kind))
                     through = position.line
-                    if num_bytes >= SEARCHED_BYTES and not is_one:
-                        return StoredRows(found, through, through)
-            if is_one or len(positions) < num_read:
-                return StoredRows(found, through)
+            if len(positions) < num_read:
+                return
 
     def _positions(
         self, batch_id: str, after_line: int, kinds: Collection[RowKind], limit: int

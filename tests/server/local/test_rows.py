@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import sqlite3
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from bench.server.row_pages import Figures, fill
 from tests.server.local.rig import Local, ScriptedEngine, lines_of, serving
 from tests.server.local.test_retry import retried
+from tidemill.dashboard import rows_page
 from tidemill.dashboard.row_query import RowQuery
 from tidemill.server.local import input_lines, results
 from tidemill.server.local.store import open_store
@@ -99,8 +101,8 @@ async def test_requests_are_next_to_their_rows(tmp_path: Path, form: str) -> Non
         data = json.dumps(json.loads(data)).encode()
     async with serving(tmp_path) as local:
         batch = await local.ended((await local.submit(data))["id"])
-        asked = f"lines={','.join(map(str, numbers))},x,99"
-        found = await view(local, batch["id"], asked, "requests")
+        wanted = f"lines={','.join(map(str, numbers))},x,99"
+        found = await view(local, batch["id"], wanted, "requests")
         assert re.findall(r'data-line="(\d+)"', found) == [*map(str, numbers), "99"]
         for text in ("s0", "s1", "s2"):
             assert f">{text}<" in found
@@ -108,11 +110,11 @@ async def test_requests_are_next_to_their_rows(tmp_path: Path, form: str) -> Non
         assert "Request as curl" in one
         assert "c1" in one
         await local.client.delete(f"/v1/files/{batch['input_file_id']}")
-        assert "no longer available" in await view(local, batch["id"], asked, "requests")
+        assert "no longer available" in await view(local, batch["id"], wanted, "requests")
 
 
 async def test_a_long_request_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page says so in its place."""
+    """A note replaces it."""
     monkeypatch.setattr(input_lines, "READ_BYTES", 300)
     async with serving(tmp_path) as local:
         bodies = [{}, reply("long" * 100)]
@@ -207,7 +209,8 @@ def test_a_page_of_a_large_batch_reads_only_its_own_rows(tmp_path: Path) -> None
 
 def test_a_search_stops_after_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one continues there and reads no row again."""
-    monkeypatch.setattr(results, "SEARCHED_BYTES", 100_000)
+    searched = partial(rows_page.select_rows, max_bytes=100_000)
+    monkeypatch.setattr(results, "select_rows", searched)
     with open_store(tmp_path) as store:
         batch = fill(store, 1000)
         figures = Figures(store)
