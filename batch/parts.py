@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass
+from enum import IntEnum
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -28,6 +29,15 @@ MIN_COPIED_BYTES = 5 * 2**20
 # S3's limit for one upload.
 MAX_PARTS = 10_000
 _Count = Annotated[int, Field(ge=0)]
+
+
+class RowKind(IntEnum):
+    """Kind of a row in its index; `SUCCESS` may be truncated, as older indexes do not list them."""
+
+    WHOLE = 0
+    TRUNCATED = 1
+    FAILED = 2
+    SUCCESS = 3
 
 
 class FinishedRow(NamedTuple):

@@ -35,11 +35,10 @@ _WINDOWS: Final = (
 class Site:
     """The API that the page shows: a deployment, or a server on one machine.
 
-    `currency` is empty without a price. A local server has no bucket, workers or costs.
+    `currency` is empty without a price, and None for a server whose rows cost nothing.
     """
 
-    currency: str = ""
-    is_local: bool = False
+    currency: str | None = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +55,21 @@ class Search:
     last: tuple[str, int] | None
 
 
-def page(site: Site, auth: str) -> str:
-    """Return the page; `auth` is `keys`, `iam` for signed requests, or `none`."""
-    return render("page.html", auth=auth, is_local=site.is_local)
+def page(auth: str, views: str = "/dashboard/view", *, has_batches: bool = True) -> str:
+    """Return the page; `auth` is `keys`, `iam` for signed requests, or `none`.
+
+    Its views are at the URL `views`. Without batches, the only view is that of rows.
+    """
+    return render("page.html", auth=auth, views=views, has_batches=has_batches)
 
 
 def batches(
     site: Site, rows: Sequence[BatchRow], search: Search, *, drop_prefix: str | None = None
 ) -> str:
-    """Return a page of the list; `drop_prefix` is the caller's folder of the bucket."""
+    """Return a page of the list; `drop_prefix` is the caller's folder of the bucket.
+
+    It is empty for a caller without a folder, and None without a bucket.
+    """
     return render(
         "batches.html",
         rows=rows,
@@ -73,7 +78,6 @@ def batches(
         is_live=not all(row.has_ended for row in rows),
         drop_prefix=drop_prefix,
         currency=site.currency,
-        is_local=site.is_local,
     )
 
 
@@ -90,7 +94,6 @@ def batch(site: Site, row: BatchRow) -> str:
         problems=problems,
         is_live=not row.has_ended,
         currency=site.currency,
-        is_local=site.is_local,
     )
 
 
@@ -113,11 +116,10 @@ def check(site: Site, found: FileCheck, expected: Estimate | None, *, has_price:
         estimate=expected,
         has_price=has_price,
         currency=site.currency,
-        is_local=site.is_local,
     )
 
 
-def form(site: Site, models: Sequence[str]) -> str:
+def form(models: Sequence[str]) -> str:
     """Return the form of a new batch; `models` may contain ANY_MODEL."""
     return render(
         "new.html",
@@ -125,7 +127,6 @@ def form(site: Site, models: Sequence[str]) -> str:
         windows=_WINDOWS,
         models=[name for name in models if name != ANY_MODEL],
         takes_any_model=ANY_MODEL in models,
-        is_local=site.is_local,
     )
 
 

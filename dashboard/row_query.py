@@ -7,10 +7,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self
 from urllib.parse import urlencode
 
-from .row_view import RowFacts
+from tidemill.batch.parts import RowKind
+
+from .row_view import RowFacts, facts_of
 
 StatusFilter = Literal["", "ok", "failed", "truncated"]
-_STATUSES: Final = ("", "ok", "failed", "truncated")
+_KINDS: Final[Mapping[str, frozenset[RowKind]]] = {
+    "": frozenset(RowKind),
+    "ok": frozenset((RowKind.WHOLE, RowKind.SUCCESS)),
+    "truncated": frozenset((RowKind.TRUNCATED, RowKind.SUCCESS)),
+    "failed": frozenset((RowKind.FAILED,)),
+}
 _MAX_TEXT: Final = 500
 MAX_LINE: Final = 2**53
 
@@ -47,7 +54,7 @@ class RowQuery:
         if status is None:
             status = "" if any(fields.get(name) for name in _CONDITIONS) else default_status
         status = "" if status == "all" else status
-        if status not in _STATUSES:
+        if status not in _KINDS:
             raise BadQuery(f"Unknown status {status!r}: choose ok, failed or truncated.")
         for name in ("code", "reason", "text", "id"):
             if len(fields.get(name, "")) > _MAX_TEXT:
@@ -82,6 +89,29 @@ class RowQuery:
             value is not None for value in (self.min_chars, self.max_chars, self.max_confidence)
         )
 
+    @property
+    def begin(self) -> int:
+        """Return the first line that may match."""
+        return self.after + 1 if self.line is None else self.line
+
+    @property
+    def kinds(self) -> frozenset[RowKind]:
+        """Return the kinds of rows in an index that may have the status."""
+        return _KINDS[self.status]
+
+    def matches_row(self, data: bytes | None, kind: RowKind | None = None) -> bool:
+        """Return whether a row meets all conditions; its kind in an index tells its status.
+
+        A row that is too large to be read (None) has to meet none.
+        """
+        if data is None:
+            return not self.reads_rows
+        known = kind is not None and kind is not RowKind.SUCCESS
+        query = replace(self, status="") if known else self
+        if not (query.status or query.reads_rows):
+            return True
+        return query.may_match(data) and query.matches(facts_of(data))
+
     def may_match(self, data: bytes) -> bool:
         """Return False for most rows without the custom ID or the text, from their bytes alone."""
         if b"\\u" in data or b"\\/" in data:
@@ -92,9 +122,9 @@ class RowQuery:
         return not is_searchable or self.text.lower().encode() in data.lower()
 
     def matches(self, facts: RowFacts | None) -> bool:
-        """Return whether a row meets all conditions; bytes that are not a row meet none."""
+        """Return whether a row meets all conditions; bytes that are not a row have failed."""
         if facts is None:
-            return not self.reads_rows and not self.status
+            return not self.reads_rows and self.status in {"", "failed"}
         text, texts = self.text.casefold(), (facts.text, facts.custom_id or "")
         return all(
             (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, Literal, NamedTuple
 
 from pydantic_core import from_json
@@ -32,6 +33,7 @@ _CHARS_OF_ROW: Final = 400_000
 _MAX_AUDIO_CHARS: Final = 2_000_000
 _MAX_JSON_BYTES: Final = 2**18  # indented, nested lists would become a hundred times as long
 _MAX_DEPTH: Final = 200
+_MAX_COLUMNS: Final = 200
 _AUDIO: Final = "data:audio/"
 
 
@@ -183,6 +185,38 @@ def row_view(
         curl=curl_of(request_fields) if is_full else "",
         python=python_of(request_fields) if is_full else "",
     )
+
+
+def columns_view(
+    line: int, facts: RowFacts, request: Mapping[str, str], answer: Mapping[str, str], json: str
+) -> RowView:
+    """Return a row of a table, in full with its cells as `json`.
+
+    Columns of the request and the answer are fields; the answer's `text` needs no name.
+    """
+    room = _Room(is_full=bool(json))
+    if facts.status == "failed":
+        parts = _error_parts(facts, room)
+    else:
+        rest = {name: text for name, text in answer.items() if name != "text"}
+        parts = [room.parts("", answer["text"])] if answer.get("text") else []
+        parts += _columns(rest, room)
+    return RowView(
+        line,
+        facts,
+        _name(facts.custom_id or ""),
+        _words(facts),
+        tuple(parts) or (Part(text="(empty answer)"),),
+        tuple(_columns(request, room)),
+        json=visible(json) if len(json) <= _CHARS_OF_ROW else "",
+    )
+
+
+def _columns(values: Mapping[str, str], room: _Room) -> list[Part]:
+    shown = dict(islice(values.items(), _MAX_COLUMNS))
+    num_more = len(values) - len(shown)
+    more = [Part(text=f"… and {num_more:,} more columns")] if num_more else []
+    return [*([room.fields("", shown)] if shown else []), *more]
 
 
 def _recording_in(body: object) -> str:

@@ -30,9 +30,6 @@ DATA = (
     "demo/speech/model.safetensors",
     "engine/model/config/transformers_fields.json",
     "dashboard/static/app.js",
-    "offline/rows/page/page.css",
-    "offline/rows/page/page.html",
-    "offline/rows/page/page.js",
     "dashboard/templates/page.html",
 )
 

@@ -49,7 +49,7 @@ def row_of(line: int) -> bytes:
     if kind_of(line) == "failed":
         body = {"error": {"code": "bad", "message": "No."}}
     status = 400 if kind_of(line) == "failed" else 200
-    row = {"custom_id": f"c{line}", "response": {"status_code": status, "body": body}}
+    row = {"id": "r", "custom_id": f"c{line}", "response": {"status_code": status, "body": body}}
     return to_json(row).ljust(ROW_BYTES - 1) + b"\n"
 
 

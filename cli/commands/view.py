@@ -152,11 +152,11 @@ def _open_viewed(
             with plain_copy(source, tmp_dir) as plain:
                 yield viewed_lines(RowFile(*plain))
             return
-        yield filter(None, table.rows(1))
+        yield table.rows()
 
 
 def _serve_page(arguments: argparse.Namespace) -> int:
-    from tidemill.offline.rows.page.open_pages import open_pages
+    from tidemill.offline.rows.page.open_pages import open_page
     from tidemill.offline.rows.page.page_server import PageServer
 
     name, page_rows = arguments.rows, min(arguments.num_rows or _PAGE_ROWS, _MAX_PAGE_ROWS)
@@ -166,12 +166,10 @@ def _serve_page(arguments: argparse.Namespace) -> int:
         )
     with (
         StopSignals(),
-        open_pages(
-            name, arguments.input_file, page_rows, arguments.output_tmp_dir, arguments.id
-        ) as pages,
+        open_page(name, arguments.input_file, arguments.output_tmp_dir, arguments.id) as page,
     ):
         try:
-            server = PageServer(pages, arguments.port or 0)
+            server = PageServer(page, page_rows, arguments.port or 0)
         except OSError as exc:
             raise Refused(f"cannot listen on port {arguments.port}: {exc.strerror}") from exc
         with server:
@@ -187,9 +185,9 @@ def _serve_page(arguments: argparse.Namespace) -> int:
 
 def _search(arguments: argparse.Namespace) -> str:
     """Return the URL fragment that selects the rows the page shows first."""
-    kind = {"kind": "failed"} if arguments.errors else {}
+    status = {"status": "failed"} if arguments.errors else {}
     text = {"text": arguments.grep} if arguments.grep else {}
-    return f"#{urlencode(kind | text)}" if kind or text else ""
+    return f"#/?{urlencode(status | text)}" if status or text else ""
 
 
 def _has_desktop() -> bool:

@@ -9,7 +9,7 @@ import { wireForm } from "./upload.js";
 import { load } from "./views.js";
 import { find, forgetNotice, notice, say } from "./words.js";
 
-const VIEWS = "/dashboard/view";
+const { views: VIEWS, rows: onlyRows } = document.body.dataset;
 const LISTED = ["status", "name", "after"];
 const REFRESH_SECONDS = 5;
 const MAX_REFRESH_SECONDS = 60;
@@ -21,6 +21,7 @@ let shown = null;
  * not lead to replies that are not meant to be shown. */
 function pathOfView() {
   const [path, query] = location.hash.slice(1).split("?");
+  if (onlyRows !== undefined) return `${VIEWS}/rows?${new URLSearchParams(query)}`;
   if (path === "/new") return `${VIEWS}/new`;
   const [, batch, part] = /^\/batches\/([\w-]{1,64})(\/rows)?$/.exec(path) || [];
   if (part) return `${VIEWS}/batches/${batch}/rows?${new URLSearchParams(query)}`;

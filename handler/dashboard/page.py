@@ -20,7 +20,7 @@ from ..deployment import deployment
 
 def show() -> Response[str]:
     """Return the page."""
-    return html(pages.page(site(), deployment().settings.auth))
+    return html(pages.page(deployment().settings.auth))
 
 
 def asset(wanted: str, name: str) -> Response[str]:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass
 
 from aws_lambda_powertools.event_handler import Response
 
-from tidemill.batch.batch_object import BatchObject
 from tidemill.batch.model import Batch
 from tidemill.batch.results_object import rows_deleted_message
-from tidemill.dashboard.render import render
-from tidemill.dashboard.row_query import BadQuery, RowQuery, StatusFilter
-from tidemill.dashboard.row_view import Part, request_parts, row_view
+from tidemill.dashboard import rows_page
+from tidemill.dashboard.row_query import RowQuery
+from tidemill.dashboard.rows_page import (
+    FoundRows,
+    Requests,
+    RowCounts,
+    RowLinks,
+    RowsHeading,
+    RowsUnavailable,
+    views_of,
+)
 
 from ..api.envelope.caller import aws
 from ..api.routers.batches import describe_batches, kept_batch, router
@@ -23,120 +30,55 @@ from ..errors import NotThere, ObjectChanged
 from ..queries.batch_view import progress_of
 from ..queries.row_finder import WorkGone
 from ..queries.row_requests import read_requests
-from ..queries.row_search import FoundRows, search_rows
+from ..queries.row_search import search_rows
 from .page import html
 from .views import rows_of
 
-_PAGE_ROWS: Final = 25
-_FIRST_ROWS: Final = 3
-_NO_INPUT: Final = "The input file is no longer available."
-_TOO_LONG: Final = "The request is too long to be read here."
+_NO_INPUT = "The input file is no longer available."
+_TOO_LONG = "The request is too long to be read here."
 
 
 def rows(batch_id: str, fields: Mapping[str, str]) -> Response[str]:
     """Return the rows that match a search, or one row in full."""
     batch = kept_batch(router.context, batch_id)
     (row,) = rows_of(describe_batches([batch]))
-    values = {
-        "batch": row.wire,
-        "batch_id": batch_id,
-        "name": row.name,
-        "has_ended": row.has_ended,
-        "counts": _counts(row.wire),
-        "query": None,
-        "rows": [],
-        "next_after": None,
-        "problem": "",
-    }
-    default = _default_status(row.wire.request_counts.failed, row.wire.tidemill.truncated_rows)
-    try:
-        query = RowQuery.of(fields, default)
-    except BadQuery as exc:
-        return html(render("rows.html", **values | {"problem": str(exc)}))
-    values["query"] = query
-    try:
-        found = _search(batch, query, _PAGE_ROWS if query.line is None else 1)
-    except WorkGone:
-        return html(render("rows.html", **values | {"problem": rows_deleted_message(batch)}))
-    requests: Mapping[int, bytes] = {}
-    missing = ""
-    if query.line is not None:
-        requests, missing = _requests(batch, [query.line])
-    values["rows"] = [
-        row_view(line, data, requests.get(line), is_full=query.line is not None)
-        for line, data in found.rows
-    ]
-    text = render(
-        "rows.html",
-        **values | {"next_after": found.next_after},
-        missing=missing,
-        searched=_searched(query, found, batch),
-        is_page=len(found.rows) == _PAGE_ROWS,
-    )
-    return html(text)
+    heading, links = RowsHeading.of_batch(row), RowLinks.of_batch(batch_id)
+    return html(rows_page.rows(_BatchRows(batch), links, heading, fields))
 
 
 def first_rows(batch_id: str) -> Response[str]:
     """Return a few rows for the page of the batch; none if they cannot be listed any more."""
     batch = kept_batch(router.context, batch_id)
     done = aws().run(progress_of(deployment(), batch, time.time()))
-    status = _default_status(done.failed, done.truncated)
-    try:
-        found = _search(batch, RowQuery(status=status), _FIRST_ROWS).rows
-    except WorkGone:
-        found = []
-    title = {"failed": "Failed rows", "truncated": "Truncated rows"}.get(status, "First rows")
-    views = [row_view(line, data) for line, data in found]
-    return html(render("first_rows.html", rows=views, batch_id=batch_id, title=title))
+    counts = RowCounts(done.failed, done.truncated)
+    return html(rows_page.first_rows(_BatchRows(batch), RowLinks.of_batch(batch_id), counts))
 
 
 def requests(batch_id: str, lines: str) -> Response[str]:
     """Return the requests of lines, which the page puts next to their rows."""
-    batch = kept_batch(router.context, batch_id)
-    named = [text for text in lines.split(",") if text.isascii() and text.isdecimal()]
-    wanted = [int(text) for text in named[:_PAGE_ROWS] if len(text) < 17]
-    found, missing = _requests(batch, wanted)
-    shown: dict[int, Sequence[Part] | None] = {
-        line: request_parts(found[line]) if line in found else None for line in wanted
-    }
-    return html(render("row_requests.html", requests=shown, missing=missing, batch_id=batch_id))
+    source = _BatchRows(kept_batch(router.context, batch_id))
+    return html(rows_page.requests(source, RowLinks.of_batch(batch_id), lines))
 
 
-def _search(batch: Batch, query: RowQuery, limit: int) -> FoundRows:
-    return search_rows(aws(), deployment(), batch, part_cache(), query, limit=limit)
+@dataclass(frozen=True, slots=True)
+class _BatchRows:
+    """The rows of one batch, as a source of the page."""
 
+    batch: Batch
 
-def _requests(batch: Batch, lines: Sequence[int]) -> tuple[Mapping[int, bytes], str]:
-    """Return the requests of lines, and why others are missing."""
-    try:
-        return read_requests(aws(), deployment(), batch, part_cache(), lines), _TOO_LONG
-    except (NotThere, ObjectChanged):
-        return {}, _NO_INPUT
+    def search(self, query: RowQuery, limit: int) -> FoundRows:
+        """Return the rows that match."""
+        try:
+            found = search_rows(aws(), deployment(), self.batch, part_cache(), query, limit=limit)
+        except WorkGone as exc:
+            raise RowsUnavailable(rows_deleted_message(self.batch)) from exc
+        named = [] if query.line is None else [query.line]
+        return views_of(found, self.requests(named), is_full=query.line is not None)
 
-
-def _default_status(num_failed: int, num_truncated: int) -> StatusFilter:
-    """Return the status whose rows are shown first: the failed ones, or the truncated ones."""
-    if num_failed:
-        return "failed"
-    return "truncated" if num_truncated else ""
-
-
-def _counts(wire: BatchObject) -> dict[str, int]:
-    completed, failed = wire.request_counts.completed, wire.request_counts.failed
-    truncated = wire.tidemill.truncated_rows
-    return {
-        "all": completed + failed,
-        "failed": failed,
-        "truncated": truncated,
-        "ok": completed - truncated,
-    }
-
-
-def _searched(query: RowQuery, found: FoundRows, batch: Batch) -> str:
-    """Return how far a search that reads rows has come."""
-    if not query.reads_rows:
-        return ""
-    first = query.after + 1
-    if found.next_after is None:
-        return f"Searched from line {first:,} to the end." if query.after else "Searched all rows."
-    return f"Searched lines {first:,} to {found.through:,} of about {batch.num_rows:,}."
+    def requests(self, lines: Sequence[int]) -> Requests:
+        """Return the requests of lines as far as one reply may read them."""
+        try:
+            found = read_requests(aws(), deployment(), self.batch, part_cache(), lines)
+        except (NotThere, ObjectChanged):
+            return Requests({}, _NO_INPUT)
+        return Requests(found, _TOO_LONG)

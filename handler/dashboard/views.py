@@ -50,7 +50,7 @@ def batches(after: str | None, tab: str = "", name: str = "") -> Response[str]:
         site(),
         rows_of(describe_batches(found.batches), with_reasons=True),
         pages.Search(tab, name, after, found.num_searched, end),
-        drop_prefix=drop_prefix if owns_drops else None,
+        drop_prefix=drop_prefix if owns_drops else "",
     )
     return html(text)
 
@@ -71,7 +71,7 @@ def errors(batch_id: str) -> Response[str]:
 
 def form() -> Response[str]:
     """Return the form of a new batch."""
-    return html(pages.form(site(), list(deployment().work)))
+    return html(pages.form(list(deployment().work)))
 
 
 def link(file_id: str) -> Response[str]:

@@ -6,21 +6,11 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from itertools import accumulate
 from threading import Lock
 from typing import NamedTuple, Self
 
-from tidemill.batch.parts import RowPlace
-
-
-class RowKind(IntEnum):
-    """Kind of a row in its index; `SUCCESS` may be truncated, as older indexes do not list them."""
-
-    WHOLE = 0
-    TRUNCATED = 1
-    FAILED = 2
-    SUCCESS = 3
+from tidemill.batch.parts import RowKind, RowPlace
 
 
 class Place(NamedTuple):

@@ -12,6 +12,7 @@ from typing import Final
 from tidemill.batch.errors import BadPart, HandlerError
 from tidemill.batch.model import Batch, Shard, ShardStatus
 from tidemill.batch.object_keys import part_prefix
+from tidemill.batch.parts import RowKind
 from tidemill.batch.result_kinds import ERRORS, KINDS, OUTPUT, ResultKind, has_merged_rows
 from tidemill.batch.results_object import GONE_CODE
 
@@ -20,7 +21,7 @@ from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..errors import NotThere
 from ..observability import logger
-from .part_cache import PartCache, PartRows, Place, RowKind
+from .part_cache import PartCache, PartRows, Place
 
 # Limits of one reply: an API Lambda has half a minute, and a small share of a vCPU.
 MAX_HEADS: Final = 512

@@ -13,12 +13,13 @@ from typing import Final
 
 from tidemill.batch.file.lines import BOM
 from tidemill.batch.model import Batch, Shard
+from tidemill.batch.parts import RowKind
 
 from ..aws.bucket import read_range
 from ..aws.calls import Operation
 from ..aws.sync import Aws
 from ..deployment import Deployment
-from .part_cache import PartCache, PartRows, RowKind
+from .part_cache import PartCache, PartRows
 from .results import shards_behind
 
 READ_BYTES: Final = 32 * 2**20

@@ -7,44 +7,22 @@ row. All other conditions read rows, up to a limit: the next call continues afte
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final
 
 from tidemill.batch.model import Batch, Shard, ShardStatus
 from tidemill.dashboard.row_query import RowQuery
-from tidemill.dashboard.row_view import facts_of
+from tidemill.dashboard.rows_page import SEARCHED_BYTES, StoredRows
 
 from ..aws.sync import Aws
 from ..deployment import Deployment
-from .part_cache import PartCache, Place, RowKind
+from .part_cache import PartCache, Place
 from .results import MAX_BYTES, MAX_RANGES, listed_shards, may_have_rows, read_places, shards_behind
 from .row_finder import NotIndexed, RowFinder
 
-SEARCHED_BYTES: Final = 16 * 2**20
-"""Rows that one call reads at most: about half a second of an API Lambda."""
-
 _MAX_SHARDS: Final = 2048
 _CHUNK_BYTES: Final = 2 * 2**20
-_SOME_SUCCESSES: Final = frozenset((RowKind.WHOLE, RowKind.SUCCESS))
-_KINDS: Final = {
-    "": frozenset(RowKind),
-    "ok": _SOME_SUCCESSES,
-    "truncated": frozenset((RowKind.TRUNCATED, RowKind.SUCCESS)),
-    "failed": frozenset((RowKind.FAILED,)),
-}
-
-
-class FoundRows(NamedTuple):
-    """Matching rows with their lines; None replaces a row that is too large to read.
-
-    `through` is the last searched line, and `next_after` the line after which another call
-    continues; None at the end of the batch.
-    """
-
-    rows: list[tuple[int, bytes | None]]
-    through: int
-    next_after: int | None = None
 
 
 def search_rows(
@@ -55,7 +33,7 @@ def search_rows(
     query: RowQuery,
     *,
     limit: int,
-) -> FoundRows:
+) -> StoredRows:
     """Return the rows that match a query, in line order, at most `limit`.
 
     Raises WorkGone if the rows have been deleted.
@@ -63,7 +41,7 @@ def search_rows(
     after = query.after if query.line is None else query.line - 1
     finder, search = RowFinder(aws, deployment, batch, cache), _Search(query, limit)
     shards = islice(shards_behind(aws, deployment, batch, after), _MAX_SHARDS)
-    through, num_shards, kinds = after, 0, _KINDS[query.status]
+    through, num_shards, kinds = after, 0, query.kinds
     for shard, last_line in listed_shards(finder, shards):
         num_shards += 1
         try:
@@ -129,33 +107,24 @@ class _Search:
         self, chunk: Sequence[tuple[str, Place]], rows: Sequence[tuple[int, bytes | None]]
     ) -> None:
         """Add those rows of a chunk that match; the index may contain their status."""
-        known, unknown = replace(self.query, status=""), self.query
         self.rows += [
             row
             for (_, place), row in zip(chunk, rows, strict=True)
-            if _matches(unknown if place.kind is RowKind.SUCCESS else known, row[1])
+            if self.query.matches_row(row[1], place.kind)
         ]
 
-    def page(self) -> FoundRows:
+    def page(self) -> StoredRows:
         """Return a full page, after which more rows follow."""
         rows = self.rows[: self.limit]
-        return FoundRows(rows, rows[-1][0], rows[-1][0])
+        return StoredRows(rows, rows[-1][0], rows[-1][0])
 
-    def stopped(self, through: int) -> FoundRows:
+    def stopped(self, through: int) -> StoredRows:
         """Return the rows up to a line after which the next call continues."""
-        return FoundRows(self.rows, through, through)
+        return StoredRows(self.rows, through, through)
 
-    def ended(self, through: int) -> FoundRows:
+    def ended(self, through: int) -> StoredRows:
         """Return the last rows."""
-        return FoundRows(self.rows, through)
-
-
-def _matches(query: RowQuery, row: bytes | None) -> bool:
-    if row is None:
-        return not query.reads_rows
-    if not (query.status or query.reads_rows):
-        return True
-    return query.may_match(row) and query.matches(facts_of(row))
+        return StoredRows(self.rows, through)
 
 
 def _may_match(shard: Shard, query: RowQuery) -> bool:

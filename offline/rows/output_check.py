@@ -74,7 +74,7 @@ def output_rows(source: Source, tmp_dir: Path | None) -> Iterator[Iterable[Viewe
     except CliError:  # the check of requests reports the error
         table = None
     if table is not None and table.has_results:
-        yield (row for row in table.rows(1) if row is not None)
+        yield table.rows()
     elif _is_output(source):
         with plain_copy(source, tmp_dir) as opened:
             yield viewed_lines(RowFile(*opened))

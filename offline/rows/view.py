@@ -27,8 +27,7 @@ _MAX_NUMBERS = 4
 class ViewedRow:
     """A row as it is shown: `words` follow its number and ID, `reasons` are its finish reasons.
 
-    `request` is None while it is unknown. A row in full has its bytes as `data`, or `json` if it is
-    of a table or invalid.
+    `request` is None while it is unknown.
     """
 
     number: int
@@ -38,8 +37,6 @@ class ViewedRow:
     is_failed: bool
     reasons: tuple[str, ...] = ()
     request: str | None = None
-    json: str | None = None
-    data: bytes | None = None
 
 
 class AnswerText(NamedTuple):

@@ -187,7 +187,11 @@ class BatchRoutes:
 
     async def describe(self, batch_id: str) -> BatchObject:
         """Return the Batch object of an ID."""
-        return self._runner.describe(await self.stored(batch_id))
+        return self.describe_stored(await self.stored(batch_id))
+
+    def describe_stored(self, stored: StoredBatch) -> BatchObject:
+        """Return the Batch object of a stored batch."""
+        return self._runner.describe(stored)
 
     async def _respond(self, batch_id: str) -> Response:
         return json_response(await self.describe(batch_id))

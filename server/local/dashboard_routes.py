@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from tidemill.batch.batch_object import BatchObject
 from tidemill.batch.fleet import WorkerRate
-from tidemill.dashboard import pages
+from tidemill.dashboard import pages, rows_page
 from tidemill.dashboard.assets import assets, type_of, version
 from tidemill.dashboard.batch_row import BatchRow
 from tidemill.dashboard.check_request import CheckRequest
@@ -29,19 +29,21 @@ from tidemill.dashboard.file_check import FileCheck, estimate
 from tidemill.dashboard.headers import FOR_EVER, headers
 from tidemill.dashboard.render import render
 from tidemill.dashboard.retry_form import retry_values
+from tidemill.dashboard.rows_page import RowCounts, RowLinks, RowsHeading
 from tidemill.dashboard.tabs import TABS
 from tidemill.protocol.errors import RequestError
 
 from ..errors import json_response
 from ..request_bodies import BodyReader
 from .batch_routes import BatchRoutes
+from .batch_rows import BatchRows
 from .batches import StoredBatch
 from .file_routes import FileRoutes
 from .query_params import parse_model
 from .rows import RowsGone
 from .store import Store
 
-_SITE: Final = pages.Site(is_local=True)
+_SITE: Final = pages.Site(currency=None)
 _LINK_SECONDS: Final = 300
 _MAX_SEARCHED: Final = 500
 _MAX_FAILURES: Final = 1000
@@ -83,6 +85,9 @@ class DashboardRoutes:
             Route(f"{view}/batches", self.show_batches),
             Route(f"{view}/batches/{{batch_id}}", self.show_batch),
             Route(f"{view}/batches/{{batch_id}}/errors", self.show_errors),
+            Route(f"{view}/batches/{{batch_id}}/rows", self.show_rows),
+            Route(f"{view}/batches/{{batch_id}}/first-rows", self.show_first_rows),
+            Route(f"{view}/batches/{{batch_id}}/requests", self.show_requests),
             Route(f"{view}/batches/{{batch_id}}/retry", self.show_retry),
             Route(f"{view}/new", self.show_form),
             Route(f"{view}/check", self.show_check, methods=["POST"]),
@@ -91,7 +96,7 @@ class DashboardRoutes:
 
     async def show_page(self, _: Request) -> Response:
         """Return the page, which is the same for every caller."""
-        return await _html(lambda: pages.page(_SITE, self._auth))
+        return await _html(lambda: pages.page(self._auth))
 
     async def show_asset(self, request: Request) -> Response:
         """Return a file of the page, cacheable for ever; another version's is not found."""
@@ -108,7 +113,7 @@ class DashboardRoutes:
 
     async def show_session(self, _: Request) -> Response:
         """Confirm the key, which was checked before; a local server has one tenant."""
-        return json_response({"tenant": "local"}, headers=headers())
+        return json_response({"tenant": ""}, headers=headers())
 
     async def show_batches(self, request: Request) -> Response:
         """Return batches of a tab and with a name, newest first."""
@@ -147,6 +152,30 @@ class DashboardRoutes:
             )
         )
 
+    async def show_rows(self, request: Request) -> Response:
+        """Return the rows of a batch that match a search, or one row in full."""
+        stored = await self._batches.stored(request.path_params["batch_id"])
+        wire = self._batches.describe_stored(stored)
+
+        def render_rows() -> str:
+            heading = RowsHeading.of_batch(*self._rows([wire]))
+            return rows_page.rows(*self._source(stored), heading, request.query_params)
+
+        return await _html(render_rows)
+
+    async def show_first_rows(self, request: Request) -> Response:
+        """Return a few rows of a batch, failed ones first."""
+        stored = await self._batches.stored(request.path_params["batch_id"])
+        done = stored.batch.final or stored.progress
+        counts = RowCounts(done.failed, done.truncated)
+        return await _html(lambda: rows_page.first_rows(*self._source(stored), counts))
+
+    async def show_requests(self, request: Request) -> Response:
+        """Return the requests of a few lines of a batch."""
+        stored = await self._batches.stored(request.path_params["batch_id"])
+        lines = request.query_params.get("lines", "")
+        return await _html(lambda: rows_page.requests(*self._source(stored), lines))
+
     async def show_retry(self, request: Request) -> Response:
         """Return the dialog of a retry; empty if nothing can be retried."""
         stored = await self._batches.stored(request.path_params["batch_id"])
@@ -154,7 +183,7 @@ class DashboardRoutes:
 
     async def show_form(self, _: Request) -> Response:
         """Return the form of a new batch."""
-        return await _html(lambda: pages.form(_SITE, self._models))
+        return await _html(lambda: pages.form(self._models))
 
     async def show_check(self, request: Request) -> Response:
         """Return the check of a file before its upload."""
@@ -194,6 +223,9 @@ class DashboardRoutes:
             found = FileCheck(kind=found.kind, errors=(_NO_TABLES,), num_errors=1)
         expected = estimate(found, WorkerRate(), None)
         return pages.check(_SITE, found, expected, has_price=False)
+
+    def _source(self, stored: StoredBatch) -> tuple[BatchRows, RowLinks]:
+        return BatchRows(self._store, stored), RowLinks.of_batch(stored.batch.id)
 
     def _rows(self, wires: Sequence[BatchObject]) -> list[BatchRow]:
         """Return batches with the names of their files."""

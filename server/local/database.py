@@ -11,14 +11,17 @@ from typing import Any
 
 from .folder import FolderRefused
 
-_VERSION = 1
+_VERSION = 2
 
 
 class Database:
     """One connection that any thread may use; a lock serialises calls."""
 
-    def __init__(self, path: Path, schemas: Iterable[str]) -> None:
-        """Open the file and create missing tables; raises FolderRefused."""
+    def __init__(self, path: Path, schemas: Iterable[str], upgrades: Iterable[str] = ()) -> None:
+        """Open the file and create missing tables; raises FolderRefused.
+
+        `upgrades` change the tables of the version before.
+        """
         self._lock = threading.RLock()
         try:
             with ExitStack() as stack:
@@ -27,20 +30,23 @@ class Database:
                 )
                 self._connection.execute("PRAGMA journal_mode = WAL")
                 self._connection.execute("PRAGMA synchronous = FULL")
-                self._check_version(path)
-                for schema in schemas:
-                    self._connection.execute(schema)
-                self._connection.execute(f"PRAGMA user_version = {_VERSION}")
+                is_old = self._version(path) == _VERSION - 1
+                with self.writing() as connection:
+                    for statement in (*(upgrades if is_old else ()), *schemas):
+                        connection.execute(statement)
+                    connection.execute(f"PRAGMA user_version = {_VERSION}")
                 stack.pop_all()
         except sqlite3.Error as exc:
             raise FolderRefused(f"cannot open the database {path}: {exc}") from exc
 
-    def _check_version(self, path: Path) -> None:
+    def _version(self, path: Path) -> int:
+        version: int
         [(version,)] = self._connection.execute("PRAGMA user_version").fetchall()
-        if version not in (0, _VERSION):
+        if version > _VERSION:
             raise FolderRefused(
                 f"{path} was written by a newer version: upgrade Tidemill, or use another folder"
             )
+        return version
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
@@ -54,6 +60,12 @@ class Database:
                 if self._connection.in_transaction:  # some errors have rolled back already
                     self._connection.execute("ROLLBACK")
                 raise
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Keep other threads from writing between reads."""
+        with self._lock:
+            yield
 
     def read(self, query: str, *values: object) -> list[Any]:
         """Return all rows of a query."""

@@ -61,6 +61,7 @@ def _publish(store: Store, batch: Batch, status: Status, now: float, **changes: 
             store.files.put_by(connection, file)
         if merged is not None:
             store.batches.change_by(connection, merged.batch_id, **merged.changes)
+            merged.places.publish_by(connection)
         ended = store.batches.move_by(
             connection, batch.id, status, now, final=stored.progress.without_rates, **ids, **changes
         )

@@ -15,6 +15,7 @@ from tidemill.batch.file.lines import FormatError, RawLine, read_lines
 from tidemill.batch.file.row_order import rows_of_lines
 from tidemill.batch.model import Batch, File, Retry
 from tidemill.batch.object_keys import DROP_TENANT, result_file_id
+from tidemill.batch.parts import RowKind
 from tidemill.batch.result_kinds import ERRORS, KINDS, OUTPUT, ResultKind
 from tidemill.batch.retry import (
     NothingToRetry,
@@ -24,6 +25,7 @@ from tidemill.batch.retry import (
     merged_counts,
 )
 
+from .rows import MergedPlaces, kind_of
 from .store import Store
 from .upload import incoming_file
 
@@ -62,11 +64,12 @@ def make_input(store: Store, old: Batch, retry: Retry) -> File:
 
 
 class MergedResults(NamedTuple):
-    """New result files of a retried batch, and the changes of the batch for them."""
+    """New result files of a retried batch, its changes for them, and the positions of its rows."""
 
     files: Sequence[File]
     batch_id: str
     changes: Mapping[str, Any]
+    places: MergedPlaces
 
 
 def merge_retry(
@@ -86,9 +89,11 @@ def merge_retry(
     changes: dict[str, Any] = {}
     folder = store.folder.work_path(batch.id)
     paths = {kind: folder / f"merged-{kind.name}" for kind in KINDS}
+    places = MergedPlaces(store.database, stored.place)
     try:
-        counts = _write_merged(store, paths, old, made)
+        counts = _write_merged(store, paths, old, made, places)
     except (FileGone, FormatError):
+        places.discard()
         return None
     for kind, path in paths.items():
         changes |= kind.fields(file_id=None)
@@ -99,7 +104,7 @@ def merge_retry(
             files.append(result_file(old, kind, file_id, num_bytes))
             changes |= kind.fields(file_id=file_id)
     changes |= merged_counts(old, counts[OUTPUT], counts[ERRORS])
-    return MergedResults(files, old.id, changes)
+    return MergedResults(files, old.id, changes, places)
 
 
 def result_file(batch: Batch, kind: ResultKind, file_id: str, num_bytes: int) -> File:
@@ -119,7 +124,11 @@ def result_file(batch: Batch, kind: ResultKind, file_id: str, num_bytes: int) ->
 
 
 def _write_merged(
-    store: Store, paths: Mapping[ResultKind, Path], old: Batch, made: Mapping[ResultKind, File]
+    store: Store,
+    paths: Mapping[ResultKind, Path],
+    old: Batch,
+    made: Mapping[ResultKind, File],
+    places: MergedPlaces,
 ) -> dict[ResultKind, int]:
     """Write the newest rows of each kind and return their numbers."""
     counts = dict.fromkeys(paths, 0)
@@ -131,10 +140,12 @@ def _write_merged(
         outs = {kind: stack.enter_context(path.open("wb")) for kind, path in paths.items()}
         lines = _lines(stack, store.folder.file(old.input_file_id))
         rows = [[_rows(stack, store, each) for each in files] for files in runs]
-        for _, row in rows_of_lines(lines, rows, are_requests=have_only_requests(old)):
+        for raw, row in rows_of_lines(lines, rows, are_requests=have_only_requests(old)):
             if row:
-                kind = OUTPUT if is_success(row) else ERRORS
+                row_kind = kind_of(row, is_success=is_success(row))
+                kind = ERRORS if row_kind is RowKind.FAILED else OUTPUT
                 outs[kind].write(row)
+                places.add(raw.number, row, row_kind)
                 counts[kind] += 1
         for out in outs.values():
             out.flush()

@@ -17,28 +17,48 @@ from pathlib import Path
 from tidemill.batch.file.expected_tokens import NO_TOKENS
 from tidemill.batch.file.rows import is_truncated
 from tidemill.batch.model import Progress
-from tidemill.batch.parts import FinishedRow
+from tidemill.batch.parts import FinishedRow, RowKind
 from tidemill.protocol.contract import Usage
 
 from .batches import BatchTable
 from .database import Database
 from .history import add_history_by
 
+# `kind` is a number of RowKind.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS rows (
     batch INTEGER NOT NULL,
     line INTEGER NOT NULL,
     start INTEGER NOT NULL,
     size INTEGER NOT NULL,
-    is_success INTEGER NOT NULL,
+    kind INTEGER NOT NULL,
     PRIMARY KEY (batch, line)
 ) WITHOUT ROWID
 """
+INDEXES = tuple(
+    f"CREATE INDEX IF NOT EXISTS rows_of_kind_{kind:d} ON rows (batch, line) WHERE kind = {kind:d}"
+    for kind in RowKind
+    if kind
+)
+"""Indexes of the rows that are not whole answers: few of a large batch."""
+
+UPGRADES = (
+    "ALTER TABLE rows RENAME COLUMN is_success TO kind",
+    "UPDATE rows SET kind = CASE kind WHEN 0 THEN 2 ELSE 3 END",
+    # Positions of rows that were merged with those of a retry.
+    (
+        "DELETE FROM rows WHERE batch IN (SELECT place FROM batches WHERE"
+        " json_extract(document, '$.retried_by') IS NOT NULL)"
+    ),
+)
+"""Statements for tables that knew only whether a row is a success."""
+
 _PUBLISH = (
     "INSERT OR REPLACE INTO rows SELECT batch, line,"
-    " SUM(size) OVER (PARTITION BY is_success ORDER BY line) - size, size, is_success"
+    " SUM(size) OVER (PARTITION BY kind = 2 ORDER BY line) - size, size, kind"
     " FROM rows WHERE batch = ?"
 )
+_INSERT = "INSERT INTO rows VALUES (?, ?, ?, ?, ?)"
 _PAGE = 4096
 _COPIED_BYTES = 2**22
 
@@ -98,11 +118,12 @@ class Rows:
             os.fdatasync(file.fileno())
         start, places = self._end, []
         for row in rows:
-            places.append((self._place, row.line, start, len(row.row), row.is_success))
+            kind = kind_of(row.row, is_success=row.is_success)
+            places.append((self._place, row.line, start, len(row.row), kind))
             start += len(row.row)
         with self._database.writing() as connection:
-            connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", places)
-            progress = progress_of(rows) if gained is None else gained
+            connection.executemany(_INSERT, places)
+            progress = gained or _progress_of(rows, [kind for *_, kind in places])
             if gained is None:
                 add_history_by(connection, self._batch, progress, time.time())
             progress = replace(progress, first_row_at=times[0], last_row_at=times[1])
@@ -145,8 +166,8 @@ class Rows:
         """Yield byte ranges `(start, size)`, adjacent rows merged."""
         last, run = 0, (0, 0)
         query = (
-            "SELECT line, start, size FROM rows WHERE batch = ? AND line > ? AND is_success = ?"
-            " ORDER BY line LIMIT ?"
+            "SELECT line, start, size FROM rows WHERE batch = ? AND line > ?"
+            " AND (kind <> 2) = ? ORDER BY line LIMIT ?"
         )
         while found := self._database.read(query, self._place, last, successes, _PAGE):
             last = found[-1][0]
@@ -170,7 +191,53 @@ class Rows:
             connection.execute("DELETE FROM rows WHERE batch = ?", (self._place,))
 
 
-def progress_of(rows: Sequence[FinishedRow]) -> Progress:
+class MergedPlaces:
+    """Positions of the rows of a batch in new files, staged until they replace the present ones.
+
+    Only one retry of a batch may be merged at a time.
+    """
+
+    def __init__(self, database: Database, place: int) -> None:
+        self._database = database
+        self._place = place
+        self._staged: list[tuple[int, int, int, int, RowKind]] = []
+        self._ends = dict.fromkeys((False, True), 0)
+        self.discard()
+
+    def add(self, line: int, row: bytes, kind: RowKind) -> None:
+        """Add the next row, which follows the one before in the file of its kind."""
+        is_failed = kind is RowKind.FAILED
+        self._staged.append((-self._place, line, self._ends[is_failed], len(row), kind))
+        self._ends[is_failed] += len(row)
+        if len(self._staged) == _PAGE:
+            self._store()
+
+    def publish_by(self, connection: sqlite3.Connection) -> None:
+        """Replace the present positions within a transaction."""
+        connection.executemany(_INSERT, self._staged)
+        connection.execute("DELETE FROM rows WHERE batch = ?", (self._place,))
+        connection.execute("UPDATE rows SET batch = -batch WHERE batch = ?", (-self._place,))
+
+    def discard(self) -> None:
+        """Delete what is staged."""
+        self._staged.clear()
+        with self._database.writing() as connection:
+            connection.execute("DELETE FROM rows WHERE batch = ?", (-self._place,))
+
+    def _store(self) -> None:
+        with self._database.writing() as connection:
+            connection.executemany(_INSERT, self._staged)
+        self._staged.clear()
+
+
+def kind_of(row: bytes, *, is_success: bool) -> RowKind:
+    """Return the kind of a printed row."""
+    if not is_success:
+        return RowKind.FAILED
+    return RowKind.TRUNCATED if is_truncated(row) else RowKind.WHOLE
+
+
+def _progress_of(rows: Sequence[FinishedRow], kinds: Sequence[RowKind]) -> Progress:
     """Return the total progress of rows."""
     completed = sum(row.is_success for row in rows)
     usage = sum((row.usage for row in rows), start=Usage())
@@ -182,7 +249,7 @@ def progress_of(rows: Sequence[FinishedRow]) -> Progress:
         expected_input_tokens=expected.input,
         expected_output_tokens=expected.output,
         reused=sum(row.is_reused for row in rows),
-        truncated=sum(is_truncated(row.row) for row in rows),
+        truncated=kinds.count(RowKind.TRUNCATED),
     )
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from tidemill.batch.model import File
 
-from . import batches, files, history, rows, uploads
+from . import batches, files, history, input_lines, rows, uploads
 from .batches import BatchTable
 from .database import Database
 from .files import FileTable
 from .folder import Folder, is_full, lock_folder, sync_folder
+from .input_lines import InputLines
 from .results import Results
 from .rows import Rows
 from .uploads import UploadTable
@@ -30,6 +31,7 @@ class Store:
     batches: BatchTable
     uploads: UploadTable
     results: Results
+    input_lines: InputLines
 
     def input_path(self, batch_id: str) -> Path:
         """Return the path of a batch's input: its own hard link to the file."""
@@ -98,7 +100,11 @@ def open_store(root: Path) -> Iterator[Store]:
     with lock_folder(root) as folder:
         database = Database(
             folder.database,
-            (files.SCHEMA, batches.SCHEMA, history.SCHEMA, rows.SCHEMA, uploads.SCHEMA),
+            (
+                *(files.SCHEMA, batches.SCHEMA, history.SCHEMA, uploads.SCHEMA),
+                *(rows.SCHEMA, *rows.INDEXES, input_lines.SCHEMA),
+            ),
+            rows.UPGRADES,
         )
         try:
             file_table, batch_table = FileTable(database, folder), BatchTable(database)
@@ -109,6 +115,7 @@ def open_store(root: Path) -> Iterator[Store]:
                 batch_table,
                 UploadTable(database, file_table, folder),
                 Results(database, batch_table, file_table, folder),
+                InputLines(database, folder),
             )
         finally:
             database.close()

@@ -43,9 +43,7 @@ def checked(data: bytes, name: str = "x.jsonl", **options: Any) -> FileCheck:
 def page_of(check: FileCheck) -> str:
     """Return the check as HTML."""
     found = estimate(check, WorkerRate(), None)
-    return render(
-        "check.html", check=check, estimate=found, has_price=False, currency="USD", is_local=False
-    )
+    return render("check.html", check=check, estimate=found, has_price=False, currency="USD")
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,34 @@
-"""Views of a deployment and of a local server."""
+"""Views of a deployment and of a server on one machine."""
 
 from __future__ import annotations
+
+import pytest
 
 from tidemill.dashboard import pages
 from tidemill.protocol.names import ANY_MODEL
 
-LOCAL = pages.Site(is_local=True)
 
-
-def test_the_form_names_models_and_the_place_of_uploads() -> None:
+def test_the_form_names_models() -> None:
     """A server may accept any name."""
     names = "<code>a</code>, <code>b</code>"
-    assert f"{names}." in pages.form(pages.Site(), ["a", "b"])
-    assert f"{names}, or any other name." in pages.form(LOCAL, ["a", ANY_MODEL, "b"])
-    assert "to the bucket" in pages.form(pages.Site(), [])
-    assert "bucket" not in pages.form(LOCAL, [])
+    assert f"{names}." in pages.form(["a", "b"])
+    assert f"{names}, or any other name." in pages.form(["a", ANY_MODEL, "b"])
 
 
-def test_only_a_page_with_keys_has_a_sign_in_form() -> None:
+@pytest.mark.parametrize("auth", ["keys", "iam", "none"])
+def test_only_a_page_with_keys_has_a_sign_in_form(auth: str) -> None:
     """Signed requests are explained instead; a server without keys needs nothing."""
-    for site, auth, has_form in [
-        (pages.Site(), "keys", True),
-        (pages.Site(), "iam", False),
-        (LOCAL, "keys", True),
-        (LOCAL, "none", False),
-    ]:
-        page = pages.page(site, auth)
-        assert ('id="sign-in-form"' in page) == has_form
-        assert ('id="sign-out"' in page) == has_form
-        assert ("tidemill keys create" in page) == (has_form and not site.is_local)
+    page = pages.page(auth)
+    for words in ('id="sign-in-form"', 'id="sign-out"', "tidemill keys create"):
+        assert (words in page) == (auth == "keys")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "words"), [(None, "Upload a file here."), ("", "belong to"), ("a/", "or drop one")]
+)
+def test_only_a_deployment_has_a_bucket_and_costs(prefix: str | None, words: str) -> None:
+    """A server of one machine has neither."""
+    site = pages.Site(None if prefix is None else "USD")
+    page = pages.batches(site, [], pages.Search("", "", None, 0, None), drop_prefix=prefix)
+    assert words in page
+    assert ('id="month"' in page) == (prefix is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...console.errors import Refused
 from ...extras import require_extras
@@ -14,23 +14,30 @@ from ...files.recorded_run import recorded_id
 from ...files.request_lines import first_value, is_table
 from ...files.row_file import RowFile, open_plain, plain_copy
 from ...files.source import Source, open_source
-from .row_source import RequestFile, RowLines
-from .search import RowPages
+from .file_rows import FileRows
+from .request_file import RequestFile
 
 if TYPE_CHECKING:
+    from .table_page import TablePage
     from .table_rows import TableRows
 
 _PREFIX: Final = "output_"  # `batch.table.result_columns.PREFIX`, which needs pyarrow
 
 
+class OpenPage(NamedTuple):
+    """The name of a file and its rows."""
+
+    name: str
+    rows: FileRows | TablePage
+
+
 @contextmanager
-def open_pages(
+def open_page(
     name: str,
     requests: str | None,
-    page_rows: int,
     tmp_dir: Path | None,
     id_column: str | None = None,
-) -> Iterator[RowPages]:
+) -> Iterator[OpenPage]:
     """Open rows and requests; raises BadInput for a first line that is not a row.
 
     A table has both in its columns.
@@ -39,7 +46,9 @@ def open_pages(
         source = stack.enter_context(open_source(name, tmp_dir=tmp_dir))
         table = table_rows(source, name, requests, id_column)
         if table is not None:
-            yield RowPages(table, None, page_rows)
+            from .table_page import TablePage
+
+            yield OpenPage(table.name, TablePage(table))
             return
         rows = RowFile(*stack.enter_context(plain_copy(source, tmp_dir)))
         next(rows.rows(), None)
@@ -47,7 +56,7 @@ def open_pages(
         if requests is not None:
             opened = stack.enter_context(open_plain(requests, tmp_dir=tmp_dir))
             request_file = RequestFile(LineFile(*opened))
-        yield RowPages(RowLines(rows), request_file, page_rows)
+        yield OpenPage(rows.name, FileRows(rows.lines, request_file))
 
 
 def table_rows(

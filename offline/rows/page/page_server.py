@@ -1,59 +1,51 @@
-"""Page server: serves a page and its rows on loopback, to clients with the token in its URL.
+"""Page server: serves the dashboard's page of rows on loopback, at a URL with a token.
 
 It is read-only and accepts only GET. The Host header is checked against DNS rebinding, and the page
-runs only its own script.
+runs only its own scripts.
 """
 
 from __future__ import annotations
 
-import json
 import secrets
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any, Final
-from urllib.parse import parse_qs
+from typing import Final
+from urllib.parse import parse_qsl
 
-from tidemill.dashboard.assets import assets, type_of
+from tidemill.dashboard import pages, rows_page
+from tidemill.dashboard.assets import assets, type_of, url_of
+from tidemill.dashboard.headers import headers
+from tidemill.dashboard.row_query import RowQuery
+from tidemill.dashboard.rows_page import (
+    FoundRows,
+    Requests,
+    RowCounts,
+    RowLinks,
+    RowsHeading,
+    RowsUnavailable,
+)
+from tidemill.dashboard.visible_text import visible
 
 from ...console.errors import CliError
-from .search import Event, Query, RowPages
+from .open_pages import OpenPage
 
 _HOST: Final = "127.0.0.1"
 _NAMES: Final = frozenset({_HOST, "localhost"})
-_FOLDER: Final = Path(__file__).parent
-_FILES: Final = {
-    "": ("page.html", "text/html; charset=utf-8"),
-    "page.css": ("page.css", "text/css; charset=utf-8"),
-    "page.js": ("page.js", "text/javascript; charset=utf-8"),
-}
-_SHARED: Final = frozenset({"rows.css"})  # files of the dashboard
-_HEADERS: Final = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "img-src data:; media-src data:; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'"
-    ),
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-store",
-}
+_HTML: Final = "text/html; charset=utf-8"
 _IDLE_SECONDS: Final = 30
-_MAX_DIGITS: Final = 15
 
 
 class PageServer(ThreadingHTTPServer):
-    """Server of pages, which listens once it is created; raises OSError if the port is in use."""
+    """Server of a page, which listens once it is created; raises OSError if the port is in use."""
 
     daemon_threads = True  # a search ends with the process
 
-    def __init__(self, pages: RowPages, port: int = 0) -> None:
+    def __init__(self, page: OpenPage, page_rows: int, port: int = 0) -> None:
         self.token = secrets.token_urlsafe(24)
-        super().__init__((_HOST, port), partial(_Handler, pages, self.token))
+        super().__init__((_HOST, port), partial(_Handler, _Views(page, page_rows, self.token)))
 
     @property
     def url(self) -> str:
@@ -61,70 +53,101 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{_HOST}:{self.server_port}/{self.token}/"
 
 
+class _Views:
+    """The page and its views."""
+
+    def __init__(self, page: OpenPage, page_rows: int, token: str) -> None:
+        self.token = token
+        self._source = _Source(page)
+        self._page_rows = page_rows
+        self._links = RowLinks("#/", f"/{token}")
+        self._heading = RowsHeading(visible(page.name), RowCounts(), page.rows.num_rows)
+
+    def render(self, name: str, fields: dict[str, str]) -> str | None:
+        """Return a view by its name; None for an unknown one."""
+        source, links = self._source, self._links
+        match name:
+            case "":
+                return pages.page("none", links.views, has_batches=False)
+            case "rows":
+                return rows_page.rows(source, links, self._heading, fields, self._page_rows)
+            case "requests":
+                return rows_page.requests(source, links, fields.get("lines", ""), self._page_rows)
+        return None
+
+
+class _Source:
+    """Rows whose errors are for the page."""
+
+    def __init__(self, page: OpenPage) -> None:
+        self._rows = page.rows
+
+    def search(self, query: RowQuery, limit: int) -> FoundRows:
+        """Return the rows that match."""
+        with _errors_on_page():
+            return self._rows.search(query, limit)
+
+    def requests(self, lines: Sequence[int]) -> Requests:
+        """Return the requests of lines."""
+        with _errors_on_page():
+            return self._rows.requests(lines)
+
+
+@contextmanager
+def _errors_on_page() -> Iterator[None]:
+    try:
+        yield
+    except CliError as exc:
+        raise RowsUnavailable(visible(str(exc))) from exc
+
+
 class _Handler(BaseHTTPRequestHandler):
     timeout = _IDLE_SECONDS
 
-    def __init__(self, pages: RowPages, token: str, *arguments: Any) -> None:
-        self._pages = pages
-        self._token = token
-        super().__init__(*arguments)
+    def __init__(self, views: _Views, *arguments: object) -> None:
+        self._views = views
+        super().__init__(*arguments)  # type: ignore[arg-type]
 
     def do_GET(self) -> None:
-        """Respond with a file of the page, or with rows."""
+        """Respond with a view or with a file of the page."""
         path, _, fields = self.path.partition("?")
         token, _, name = path.removeprefix("/").partition("/")
         host, _, _ = self.headers.get("Host", "").partition(":")
         if host.lower() not in _NAMES:
             self.send_error(HTTPStatus.FORBIDDEN, "Unknown host")
-        elif not secrets.compare_digest(token.encode(), self._token.encode()):
+        elif token == "dashboard":  # its files contain no data
+            self._send_file(path)
+        elif not secrets.compare_digest(token.encode(), self._views.token.encode()):
             self.send_error(HTTPStatus.FORBIDDEN, "The token in the URL is missing or incorrect")
-        elif name in _SHARED:
-            self._start(type_of(name))
-            self.wfile.write(assets()[name].encode())
-        elif name in _FILES:
-            file, kind = _FILES[name]
-            self._start(kind)
-            self.wfile.write((_FOLDER / file).read_bytes())
         else:
-            self._answer(name, {key: each[0] for key, each in parse_qs(fields).items()})
+            self._send_view(name, dict(parse_qsl(fields)))
 
-    def _answer(self, name: str, fields: dict[str, str]) -> None:
-        number = _number_of(fields.get("from", "1"))
+    def _send_file(self, path: str) -> None:
+        name = path.rpartition("/")[2]
+        if name in assets() and path == url_of(name):
+            self._send(assets()[name], type_of(name))
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+    def _send_view(self, name: str, fields: dict[str, str]) -> None:
+        text = self._views.render(name, fields)
+        if text is None:
+            self.send_error(HTTPStatus.NOT_FOUND)
+        else:
+            self._send(text, _HTML)
+
+    def _send(self, text: str, kind: str) -> None:
         try:
-            match name:
-                case "about":
-                    self._send(self._pages.about())
-                case "row":
-                    self._send(self._pages.row(number))
-                case "rows":
-                    kind, text = fields.get("kind", "all"), fields.get("text", "")
-                    query = Query(number, kind, text, fields.get("id"))
-                    self._start("application/x-ndjson")
-                    with closing(self._pages.page(query)) as events:
-                        for event in events:
-                            self._write(event)
-                case _:
-                    self.send_error(HTTPStatus.NOT_FOUND)
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", kind)
+            self.end_headers()
+            self.wfile.write(text.encode(errors="replace"))
         except ConnectionError:
             pass  # the browser was closed, or requested other rows
-        except CliError as exc:
-            self._send({"error": str(exc)})
-
-    def _send(self, event: Event) -> None:
-        self._start("application/json")
-        self._write(event)
-
-    def _start(self, kind: str) -> None:
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", kind)
-        self.end_headers()
-
-    def _write(self, event: Event) -> None:
-        self.wfile.write(json.dumps(event).encode() + b"\n")
 
     def end_headers(self) -> None:
         """End the headers of any response, including errors, with the security headers."""
-        for name, value in _HEADERS.items():
+        for name, value in headers().items():
             self.send_header(name, value)
         super().end_headers()
 
@@ -134,8 +157,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Log nothing."""
-
-
-def _number_of(text: str) -> int:
-    is_number = text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
-    return max(1, int(text)) if is_number else 1

@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from tidemill.batch.file.line_blocks import PositionedStream
 from tidemill.batch.file.lines import FormatError
 from tidemill.batch.table.cells import output_cells, problem_of
 from tidemill.batch.table.errors import TableError
@@ -18,7 +18,6 @@ from tidemill.batch.table.reader import ParquetTable, Table, open_table
 from tidemill.batch.table.result_columns import PREFIX
 
 from ...console.errors import BadInput
-from ...files.line_file import PositionedStream
 from ...files.source import Source
 from ..view import ViewedRow
 
@@ -30,7 +29,24 @@ _NOT_SHOWN: Final = frozenset(("finish_reason", "usage", "logprobs"))
 _IDS: Final = ("custom_id", "id")
 
 _MAX_NUMBERS: Final = 4
-_MAX_JSON_CHARS: Final = 2**21
+
+
+class TableRow(NamedTuple):
+    """A row of a table: its cells, the kept ones, and those of its answer, without prefix."""
+
+    number: int
+    custom_id: str | None
+    cells: Mapping[str, Any]
+    kept: Mapping[str, Any]
+    answer: Mapping[str, Any]
+    error: object
+    is_failed: bool
+    reasons: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """Return the answer, or the error."""
+        return cell_text(self.error) if self.is_failed else _lines(self.answer, bare="text")
 
 
 class TableRows:
@@ -68,19 +84,18 @@ class TableRows:
             kept = {name: cells[name] for name in self.kept_names}
             yield number, kept, self._results(cells)
 
-    def rows(self, first_number: int, custom_id: str | None = None) -> Iterator[ViewedRow | None]:
-        """Yield the rows; in Parquet, row groups before the first row are skipped."""
-        for number, cells in self._cells(first_number):
-            row = self._row(number, cells)
-            yield row if custom_id in {None, row.custom_id} else None
+    def rows(self) -> Iterator[ViewedRow]:
+        """Yield the rows as the terminal shows them."""
+        for row in self.table_rows(1):
+            words = "error" if row.is_failed else ", ".join(row.reasons)
+            kept = _lines(row.kept)
+            yield ViewedRow(
+                row.number, row.custom_id, words, row.text, row.is_failed, row.reasons, kept
+            )
 
-    def row(self, number: int) -> ViewedRow | None:
-        """Return one row with its cells as JSON."""
-        found = next(self._cells(number), None)
-        if found is None:
-            return None
-        text = json.dumps(found[1], indent=1, ensure_ascii=False, default=_text)
-        return replace(self._row(*found), json=text[:_MAX_JSON_CHARS])
+    def table_rows(self, first_number: int) -> Iterator[TableRow]:
+        """Yield the rows; in Parquet, row groups before the first row are skipped."""
+        return (self._row(number, cells) for number, cells in self._cells(first_number))
 
     def count(self) -> int | None:
         """Return the number of rows of a Parquet file; None for other formats."""
@@ -113,26 +128,24 @@ class TableRows:
         except (TableError, FormatError) as exc:
             raise BadInput(f"{self.name} cannot be read. {exc}") from exc
 
-    def _row(self, number: int, cells: Mapping[str, Any]) -> ViewedRow:
+    def _row(self, number: int, cells: Mapping[str, Any]) -> TableRow:
         kept, by_name = self.kept_names, self._results(cells)
         error = by_name.pop("error", None) if kept or "usage" in by_name else None
         found = by_name.get("finish_reason")
         reasons = tuple(map(str, found if isinstance(found, list) else [found] if found else []))
-        # An incomplete answer has an error as well as its partial text.
-        is_failed = error is not None and by_name.get("usage") is None
         shown = {name: by_name[name] for name in by_name if name not in _NOT_SHOWN}
-        text = _text(error) if is_failed else _lines(shown | {"error": error}, bare="text")
-        custom_id = next(
-            (_text(cells[name]) for name in self._ids if cells.get(name) is not None), None
-        )
-        return ViewedRow(
+        return TableRow(
             number,
-            custom_id,
-            "error" if is_failed else ", ".join(dict.fromkeys(reasons)),
-            text,
-            is_failed,
+            next(
+                (cell_text(cells[name]) for name in self._ids if cells.get(name) is not None), None
+            ),
+            cells,
+            {name: cells[name] for name in kept},
+            shown | {"error": error},
+            error,
+            # An incomplete answer has an error as well as its partial text.
+            error is not None and by_name.get("usage") is None,
             tuple(dict.fromkeys(reasons)),
-            _lines({name: cells[name] for name in kept}),
         )
 
     def _results(self, cells: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,11 +180,12 @@ def _shown(column: pa.Array) -> list[Any]:
 
 def _lines(cells: Mapping[str, Any], bare: str | None = None) -> str:
     """Return cells as text with their names, except for the column `bare`."""
-    shown = {name: _text(cell) for name, cell in cells.items() if cell is not None}
+    shown = {name: cell_text(cell) for name, cell in cells.items() if cell is not None}
     return "\n".join(text if name == bare else f"{name}: {text}" for name, text in shown.items())
 
 
-def _text(cell: object) -> str:
+def cell_text(cell: object) -> str:
+    """Return a cell as text: JSON for a value that is not a text, and the first of many numbers."""
     if isinstance(cell, str):
         return cell
     if isinstance(cell, list) and len(cell) > _MAX_NUMBERS and isinstance(cell[0], float):

@@ -133,9 +133,9 @@ def test_a_page_is_there_until_ctrl_c(view: Type) -> None:
     ) as process:
         assert process.stdout is not None
         url, _, shown = process.stdout.readline().strip().partition("#")
-        assert shown == "kind=failed"
-        with urllib.request.urlopen(f"{url}about") as answer:  # noqa: S310 - ours
-            assert json.load(answer) == {"name": "rows.jsonl", "rows": 5}
+        assert shown == "/?status=failed"
+        with urllib.request.urlopen(f"{url}rows") as answer:  # noqa: S310 - ours
+            assert b"<bdi>rows.jsonl</bdi>, 5 rows" in answer.read()
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=120)
     assert process.returncode == 0

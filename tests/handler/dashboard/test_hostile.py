@@ -121,7 +121,6 @@ def test_every_template_escapes(template: str) -> None:
         rows=[],
         search=Search(HOSTILE, HOSTILE, HOSTILE, 1, (HOSTILE, 1)),
         tabs={HOSTILE: HOSTILE},
-        is_local=False,
         is_live=False,
     )
     assert "<img" not in page_text

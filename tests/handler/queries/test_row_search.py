@@ -13,11 +13,12 @@ from tidemill.batch import parts
 from tidemill.batch.object_keys import seal_key
 from tidemill.batch.parts import FinishedRow, encode_part
 from tidemill.dashboard.row_query import RowQuery
+from tidemill.dashboard.rows_page import StoredRows
 from tidemill.handler.aws.calls import Call
 from tidemill.handler.queries import row_requests, row_search
 from tidemill.handler.queries.part_cache import PartCache
 from tidemill.handler.queries.row_requests import read_requests
-from tidemill.handler.queries.row_search import FoundRows, search_rows
+from tidemill.handler.queries.row_search import search_rows
 
 
 def row_of(line: int) -> FinishedRow:
@@ -64,7 +65,9 @@ def drop(mini: Cloud) -> Drop:
     return drop
 
 
-def search(drop: Drop, limit: int = 100, cache: PartCache | None = None, **query: Any) -> FoundRows:
+def search(
+    drop: Drop, limit: int = 100, cache: PartCache | None = None, **query: Any
+) -> StoredRows:
     """Return the rows that match."""
     cloud = drop.cloud
     return search_rows(
@@ -77,7 +80,7 @@ def search(drop: Drop, limit: int = 100, cache: PartCache | None = None, **query
     )
 
 
-def lines_of(found: FoundRows) -> list[int]:
+def lines_of(found: StoredRows) -> list[int]:
     """Return the lines of rows, each of which must be the row of its line."""
     assert all(row == row_of(line).row for line, row in found.rows)
     return [line for line, _ in found.rows]
@@ -130,7 +133,7 @@ def test_a_search_stops_at_its_limit_and_continues(
     monkeypatch.setattr(row_search, "SEARCHED_BYTES", 1)
     monkeypatch.setattr(row_search, "_CHUNK_BYTES", 1)
     found = search(drop, text="answer 11")
-    assert found == FoundRows([], 1, 1)
+    assert found == StoredRows([], 1, 1)
     num_calls, after = 1, 1
     while found.next_after is not None:
         found = search(drop, text="answer 11", after=after)

@@ -36,7 +36,7 @@ CHAT = "/v1/chat/completions"
 
 
 class ScriptedEngine:
-    """Answers at once; a body's `wait` waits for `go`, or for one permit."""
+    """Answers with a body's `reply`, if any; its `wait` waits for `go`, or for one permit."""
 
     def __init__(self, max_num_seqs: int = 4) -> None:
         self.max_num_seqs = max_num_seqs
@@ -64,7 +64,8 @@ class ScriptedEngine:
         if (status := body.get("status", 200)) != 200:
             error = {"message": "No.", "type": "t", "param": None, "code": "c"}
             return Reply(status, {"error": error}, Usage(1, 0, 0))
-        return Reply(200, {"say": body["say"], "created": created}, Usage(10, 4, 3, 0.0, 2))
+        reply = body.get("reply", {"say": body["say"], "created": created})
+        return Reply(200, reply, Usage(10, 4, 3, 0.0, 2))
 
     async def answer(
         self, url: str, body: dict[str, Any], request_id: str, created: int

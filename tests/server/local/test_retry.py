@@ -41,8 +41,10 @@ async def test_failed_requests_run_again_and_their_rows_are_merged(tmp_path: Pat
         good = ["c0", "c1", "c3", "c4"]
         assert await statuses(local, now["output_file_id"]) == dict.fromkeys(good, 200)
         assert await statuses(local, now["error_file_id"]) == {"c2": 400}
-        listed = await local.client.get(f"/v1/batches/{old['id']}/results")
-        assert (listed.status_code, listed.json()["error"]["code"]) == (410, "work_deleted")
+        listed = (await local.client.get(f"/v1/batches/{old['id']}/results")).json()["data"]
+        assert [(row["line"], row["response"]["status_code"]) for row in listed] == [
+            *((1, 200), (2, 200), (3, 400), (4, 200), (5, 200))
+        ]
         # The files before the merge keep their IDs and their rows.
         assert await statuses(local, old["output_file_id"]) == {"c0": 200, "c3": 200}
         name = (await local.client.get(f"/v1/files/{again['input_file_id']}")).json()["filename"]

@@ -1,0 +1,42 @@
+"""Rows and requests of one batch, as a source of the dashboard's pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tidemill.batch.results_object import rows_deleted_message
+from tidemill.dashboard.row_query import RowQuery
+from tidemill.dashboard.rows_page import FoundRows, Requests, RowsUnavailable, views_of
+
+from .batches import StoredBatch
+from .rows import RowsGone
+from .store import Store
+
+_NO_INPUT: Final = "The input file is no longer available."
+_TOO_LONG: Final = "The request is too long to be read here."
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRows:
+    """The rows of a batch of a store."""
+
+    store: Store
+    stored: StoredBatch
+
+    def search(self, query: RowQuery, limit: int) -> FoundRows:
+        """Return the rows that match."""
+        try:
+            found = self.store.results.search(self.stored.batch, query, limit)
+        except RowsGone as exc:
+            raise RowsUnavailable(rows_deleted_message(self.stored.batch)) from exc
+        named = [] if query.line is None else [query.line]
+        return views_of(found, self.requests(named), is_full=query.line is not None)
+
+    def requests(self, lines: Sequence[int]) -> Requests:
+        """Return the requests of lines as far as one reply may read them."""
+        try:
+            return Requests(self.store.input_lines.read(self.stored, lines), _TOO_LONG)
+        except FileNotFoundError:
+            return Requests({}, _NO_INPUT)
