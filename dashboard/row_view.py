@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
 from pydantic_core import from_json
@@ -85,7 +85,7 @@ class RowFacts:
 class RowView:
     """One row on the page; `request` is None while it is unknown.
 
-    `json`, `curl` and `python` are empty in a list.
+    `cells` are those of the row of a table. `json`, `curl` and `python` are empty in a list.
     """
 
     line: int
@@ -94,6 +94,7 @@ class RowView:
     words: tuple[str, ...]
     answer: tuple[Part, ...]
     request: tuple[Part, ...] | None = None
+    cells: Part | None = None
     audio: str = ""
     json: str = ""
     curl: str = ""
@@ -102,7 +103,8 @@ class RowView:
     @property
     def is_cut(self) -> bool:
         """Say whether a part of it is not shown."""
-        return any(part.num_more for part in (*self.answer, *(self.request or ())))
+        parts = (*self.answer, *(self.request or ()), *([self.cells] if self.cells else []))
+        return any(part.num_more for part in parts)
 
 
 class _Room:
@@ -147,7 +149,12 @@ def facts_of(data: bytes) -> RowFacts | None:
 
 
 def row_view(
-    line: int, data: bytes | None, request: bytes | None = None, *, is_full: bool = False
+    line: int,
+    data: bytes | None,
+    request: bytes | None = None,
+    *,
+    cells: Mapping[str, Any] | None = None,
+    is_full: bool = False,
 ) -> RowView:
     """Return a row for the page, in full or as an item of a list.
 
@@ -178,6 +185,7 @@ def row_view(
         _words(facts),
         tuple(answer),
         None if shown is None else tuple(shown),
+        _cells_part(cells, room) if cells else None,
         audio=_recording_in(body) if is_full else "",
         json=_indented(data or b"", row) if is_full else "",
         curl=curl_of(request_fields) if is_full else "",
@@ -192,11 +200,13 @@ def _recording_in(body: object) -> str:
     return str(url) if is_inline else ""
 
 
-def request_parts(request: bytes) -> tuple[Part, ...]:
-    """Return the parts of a request in a list of rows."""
-    found = row_view(0, b"{}", request).request
-    assert found is not None
-    return found
+def _cells_part(cells: Mapping[str, Any], room: _Room) -> Part:
+    """Return the cells of a row of a table, as many as a part may have."""
+    shown = room.fields("", dict([*cells.items()][:_MAX_PARTS]))
+    num_more = len(cells) - _MAX_PARTS
+    if num_more <= 0:
+        return shown
+    return replace(shown, fields=(*shown.fields, Field("…", f"{num_more:,} more columns")))
 
 
 def as_text(value: object) -> str:

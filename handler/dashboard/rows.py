@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
 from aws_lambda_powertools.event_handler import Response
 
 from tidemill.batch.batch_object import BatchObject
+from tidemill.batch.file.lines import FormatError
 from tidemill.batch.model import Batch
 from tidemill.batch.results_object import rows_deleted_message
+from tidemill.batch.table.errors import TableError
+from tidemill.batch.table.row_cells import Row, read_cells
 from tidemill.dashboard.render import render
 from tidemill.dashboard.row_query import BadQuery, RowQuery, StatusFilter
-from tidemill.dashboard.row_view import Part, request_parts, row_view
+from tidemill.dashboard.row_view import RowView, row_view
 
 from ..api.envelope.caller import aws
 from ..api.routers.batches import describe_batches, kept_batch, router
 from ..api.routers.results import part_cache
+from ..aws.objects.object_file import open_object
 from ..deployment import deployment
 from ..errors import NotThere, ObjectChanged
 from ..queries.batch_view import progress_of
@@ -31,6 +36,19 @@ _PAGE_ROWS: Final = 25
 _FIRST_ROWS: Final = 3
 _NO_INPUT: Final = "The input file is no longer available."
 _TOO_LONG: Final = "The request is too long to be read here."
+
+
+class _Inputs(NamedTuple):
+    """The requests and the rows of a table that are known of some lines, and why others are not."""
+
+    requests: Mapping[int, bytes]
+    cells: Mapping[int, Row]
+    missing: str
+
+    def view(self, line: int, data: bytes | None, **options: Any) -> RowView:
+        """Return a row next to its request."""
+        request, cells = self.requests.get(line), self.cells.get(line)
+        return row_view(line, data, request, cells=cells, **options)
 
 
 def rows(batch_id: str, fields: Mapping[str, str]) -> Response[str]:
@@ -58,18 +76,14 @@ def rows(batch_id: str, fields: Mapping[str, str]) -> Response[str]:
         found = _search(batch, query, _PAGE_ROWS if query.line is None else 1)
     except WorkGone:
         return html(render("rows.html", **values | {"problem": rows_deleted_message(batch)}))
-    requests: Mapping[int, bytes] = {}
-    missing = ""
-    if query.line is not None:
-        requests, missing = _requests(batch, [query.line])
+    inputs = _inputs(batch, [] if query.line is None else [query.line])
     values["rows"] = [
-        row_view(line, data, requests.get(line), is_full=query.line is not None)
-        for line, data in found.rows
+        inputs.view(line, data, is_full=query.line is not None) for line, data in found.rows
     ]
     text = render(
         "rows.html",
         **values | {"next_after": found.next_after},
-        missing=missing,
+        missing=inputs.missing,
         searched=_searched(query, found, batch),
         is_page=len(found.rows) == _PAGE_ROWS,
     )
@@ -95,23 +109,34 @@ def requests(batch_id: str, lines: str) -> Response[str]:
     batch = kept_batch(router.context, batch_id)
     named = [text for text in lines.split(",") if text.isascii() and text.isdecimal()]
     wanted = [int(text) for text in named[:_PAGE_ROWS] if len(text) < 17]
-    found, missing = _requests(batch, wanted)
-    shown: dict[int, Sequence[Part] | None] = {
-        line: request_parts(found[line]) if line in found else None for line in wanted
-    }
-    return html(render("row_requests.html", requests=shown, missing=missing, batch_id=batch_id))
+    inputs = _inputs(batch, wanted)
+    views = [inputs.view(line, b"{}") for line in wanted]
+    return html(render("row_requests.html", rows=views, missing=inputs.missing, batch_id=batch_id))
 
 
 def _search(batch: Batch, query: RowQuery, limit: int) -> FoundRows:
     return search_rows(aws(), deployment(), batch, part_cache(), query, limit=limit)
 
 
-def _requests(batch: Batch, lines: Sequence[int]) -> tuple[Mapping[int, bytes], str]:
-    """Return the requests of lines, and why others are missing."""
+def _inputs(batch: Batch, lines: Sequence[int]) -> _Inputs:
+    """Return the requests of lines, and the rows of a table that they were made of."""
+    if not lines:
+        return _Inputs({}, {}, "")
+    cells = _cells(batch, lines)
     try:
-        return read_requests(aws(), deployment(), batch, part_cache(), lines), _TOO_LONG
+        found = read_requests(aws(), deployment(), batch, part_cache(), lines)
     except (NotThere, ObjectChanged):
-        return {}, _NO_INPUT
+        return _Inputs({}, cells, _NO_INPUT)
+    return _Inputs(found, cells, _TOO_LONG)
+
+
+def _cells(batch: Batch, lines: Sequence[int]) -> Mapping[int, Row]:
+    """Return rows of a table; none for a retry, whose lines are some of another batch's."""
+    if batch.retry is None and batch.conversion is not None and batch.conversion.recipe is not None:
+        gone = suppress(NotThere, ObjectChanged, TableError, FormatError)
+        with gone, open_object(aws(), batch.input) as file:
+            return read_cells(file, lines)
+    return {}
 
 
 def _default_status(num_failed: int, num_truncated: int) -> StatusFilter:
