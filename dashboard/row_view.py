@@ -87,7 +87,7 @@ class RowFacts:
 class RowView:
     """One row on the page; `request` is None while it is unknown.
 
-    `json`, `curl` and `python` are empty in a list.
+    `cells` are those of the row of a table. `json`, `curl` and `python` are empty in a list.
     """
 
     line: int
@@ -96,6 +96,7 @@ class RowView:
     words: tuple[str, ...]
     answer: tuple[Part, ...]
     request: tuple[Part, ...] | None = None
+    cells: tuple[Part, ...] = ()
     audio: str = ""
     json: str = ""
     curl: str = ""
@@ -104,7 +105,8 @@ class RowView:
     @property
     def is_cut(self) -> bool:
         """Say whether a part of it is not shown."""
-        return any(part.num_more for part in (*self.answer, *(self.request or ())))
+        parts = (*self.answer, *(self.request or ()), *self.cells)
+        return any(part.num_more for part in parts)
 
 
 class _Room:
@@ -149,7 +151,12 @@ def facts_of(data: bytes) -> RowFacts | None:
 
 
 def row_view(
-    line: int, data: bytes | None, request: bytes | None = None, *, is_full: bool = False
+    line: int,
+    data: bytes | None,
+    request: bytes | None = None,
+    *,
+    cells: Mapping[str, Any] | None = None,
+    is_full: bool = False,
 ) -> RowView:
     """Return a row for the page, in full or as an item of a list.
 
@@ -180,6 +187,7 @@ def row_view(
         _words(facts),
         tuple(answer),
         None if shown is None else tuple(shown),
+        tuple(_columns(cells or {}, room)),
         audio=_recording_in(body) if is_full else "",
         json=_indented(data or b"", row) if is_full else "",
         curl=curl_of(request_fields) if is_full else "",
@@ -212,7 +220,7 @@ def columns_view(
     )
 
 
-def _columns(values: Mapping[str, str], room: _Room) -> list[Part]:
+def _columns(values: Mapping[str, Any], room: _Room) -> list[Part]:
     shown = dict(islice(values.items(), _MAX_COLUMNS))
     num_more = len(values) - len(shown)
     more = [Part(text=f"… and {num_more:,} more columns")] if num_more else []
@@ -224,13 +232,6 @@ def _recording_in(body: object) -> str:
     url = _fields(body).get("file_url")
     is_inline = isinstance(url, str) and url.startswith(_AUDIO) and len(url) < _MAX_AUDIO_CHARS
     return str(url) if is_inline else ""
-
-
-def request_parts(request: bytes) -> tuple[Part, ...]:
-    """Return the parts of a request in a list of rows."""
-    found = row_view(0, b"{}", request).request
-    assert found is not None
-    return found
 
 
 def as_text(value: object) -> str:

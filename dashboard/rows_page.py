@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol
 
 from tidemill.batch.parts import RowKind
 
 from .batch_row import BatchRow
 from .render import render
 from .row_query import BadQuery, RowQuery, StatusFilter
-from .row_view import Part, RowView, request_parts, row_view
+from .row_view import RowView, row_view
 
 PAGE_ROWS: Final = 25
 SEARCHED_BYTES: Final = 16 * 2**20
@@ -56,10 +57,16 @@ class FoundRows(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """Requests by their lines, and why the others are missing."""
+    """Requests by their lines, why the others are missing, and rows of the table behind them."""
 
     by_line: Mapping[int, bytes]
     missing: str
+    cells: Mapping[int, Mapping[str, Any]] = MappingProxyType({})
+
+    def view(self, line: int, data: bytes | None, *, is_full: bool = False) -> RowView:
+        """Return a row next to its request."""
+        request, cells = self.by_line.get(line), self.cells.get(line)
+        return row_view(line, data, request, cells=cells, is_full=is_full)
 
 
 class RowSource(Protocol):
@@ -163,13 +170,11 @@ def requests(source: RowSource, links: RowLinks, lines: str, page_rows: int = PA
     named = [text for text in lines.split(",") if text.isascii() and text.isdecimal()]
     wanted = [int(text) for text in named[:page_rows] if len(text) <= _MAX_DIGITS]
     try:
-        found, missing = source.requests(wanted)
+        found = source.requests(wanted)
     except RowsUnavailable as exc:
-        found, missing = {}, str(exc)
-    shown: dict[int, Sequence[Part] | None] = {
-        line: request_parts(found[line]) if line in found else None for line in wanted
-    }
-    return render("row_requests.html", requests=shown, missing=missing, links=links)
+        found = Requests({}, str(exc))
+    views = [found.view(line, b"{}") for line in wanted]
+    return render("row_requests.html", rows=views, missing=found.missing, links=links)
 
 
 def select_rows(
@@ -199,10 +204,7 @@ def select_rows(
 
 def views_of(stored: StoredRows, requests: Requests, *, is_full: bool) -> FoundRows:
     """Return rows as the page shows them."""
-    views = [
-        row_view(line, data, requests.by_line.get(line), is_full=is_full)
-        for line, data in stored.rows
-    ]
+    views = [requests.view(line, data, is_full=is_full) for line, data in stored.rows]
     return FoundRows(views, stored.through, stored.next_after, requests.missing)
 
 

@@ -32,6 +32,8 @@ _IGNORED = shutil.ignore_patterns(
 )
 # botocore describes every AWS service; Lambdas call only these.
 _SERVICES = {*SERVICES, "sts"}
+# Powertools' page of an API, and time zones of systems without any.
+_UNREAD = ("aws_lambda_powertools/**/swagger-ui*.min.*", "dateutil/zoneinfo/*.tar.gz")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,9 @@ def requirements(*, has_oidc: bool = False) -> list[str]:
 
 def _prune(folder: Path) -> None:
     """Delete the files that no Lambda reads: nine tenths of the folder."""
+    for pattern in _UNREAD:
+        for path in folder.glob(pattern):
+            path.unlink()
     for service in (folder / "botocore" / "data").iterdir():
         if service.is_dir() and service.name not in _SERVICES:
             shutil.rmtree(service)

@@ -37,6 +37,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         type=tenant_name,
         help="set the key's tenant (default: default)",
     )
+    create.add_argument(
+        "--admin",
+        action="store_true",
+        help="also show the monthly use of all tenants in the dashboard",
+    )
     create.set_defaults(command=command_create)
     listing = actions.add_parser(
         "list", help="list all keys, including revoked ones", allow_abbrev=False
@@ -55,7 +60,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def command_create(arguments: argparse.Namespace) -> int:
     """Print a new key on standard output, alone."""
     keys = _keys_of(arguments)
-    making = keys.create(tenant=arguments.tenant, name=arguments.name, now=int(time.time()))
+    making = keys.create(
+        tenant=arguments.tenant,
+        name=arguments.name,
+        now=int(time.time()),
+        is_admin=arguments.admin,
+    )
     print_output(run(keys.name, making))
     log("store the key now: it cannot be shown again")
     return 0
@@ -95,6 +105,7 @@ def _name(text: str) -> str:
 
 def _cells(key: ApiKey) -> tuple[str, ...]:
     state = f"revoked {_date(key.revoked_at)}" if key.revoked_at is not None else "valid"
+    state += ", admin" if key.is_admin else ""
     return (key.id, key.tenant, _date(key.created_at), state, key.name)
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from aws_lambda_powertools.event_handler import Response
 
+from tidemill.batch.file.lines import FormatError
 from tidemill.batch.model import Batch
 from tidemill.batch.results_object import rows_deleted_message
+from tidemill.batch.table.errors import TableError
+from tidemill.batch.table.row_cells import Row, read_cells
 from tidemill.dashboard import rows_page
 from tidemill.dashboard.row_query import RowQuery
 from tidemill.dashboard.rows_page import (
@@ -25,6 +29,7 @@ from tidemill.dashboard.rows_page import (
 from ..api.envelope.caller import aws
 from ..api.routers.batches import describe_batches, kept_batch, router
 from ..api.routers.results import part_cache
+from ..aws.objects.object_file import open_object
 from ..deployment import deployment
 from ..errors import NotThere, ObjectChanged
 from ..queries.batch_view import progress_of
@@ -77,8 +82,19 @@ class _BatchRows:
 
     def requests(self, lines: Sequence[int]) -> Requests:
         """Return the requests of lines as far as one reply may read them."""
+        cells = self._cells(lines)
         try:
             found = read_requests(aws(), deployment(), self.batch, part_cache(), lines)
         except (NotThere, ObjectChanged):
-            return Requests({}, _NO_INPUT)
-        return Requests(found, _TOO_LONG)
+            return Requests({}, _NO_INPUT, cells)
+        return Requests(found, _TOO_LONG, cells)
+
+    def _cells(self, lines: Sequence[int]) -> Mapping[int, Row]:
+        """Return rows of a table; none for a retry, whose lines are some of another batch's."""
+        conversion = self.batch.conversion
+        if not lines or self.batch.retry or conversion is None or conversion.recipe is None:
+            return {}
+        gone = suppress(NotThere, ObjectChanged, TableError, FormatError)
+        with gone, open_object(aws(), self.batch.input) as file:
+            return read_cells(file, lines)
+        return {}

@@ -27,7 +27,7 @@ class ApiKey:
     """A key in the table: its tenant, and the hash of its secret.
 
     The secret has 256 random bits, so a plain hash cannot be reversed: slow hashes protect
-    passwords that people choose.
+    passwords that people choose. An administrator's key also shows the use of all tenants.
     """
 
     id: str
@@ -36,6 +36,7 @@ class ApiKey:
     secret_hash: str
     created_at: int
     revoked_at: int | None = None
+    is_admin: bool = False
 
 
 class KeyStore(Store):
@@ -43,13 +44,13 @@ class KeyStore(Store):
 
     __slots__ = ()
 
-    def create(self, *, tenant: str, name: str, now: int) -> Operation[str]:
+    def create(self, *, tenant: str, name: str, now: int, is_admin: bool = False) -> Operation[str]:
         """Record a new key and return its token, which cannot be read again.
 
         Raises InvalidOption for an invalid tenant name.
         """
         key_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
-        key = ApiKey(key_id, check_tenant(tenant), name, _hash(secret), now)
+        key = ApiKey(key_id, check_tenant(tenant), name, _hash(secret), now, is_admin=is_admin)
         new = {
             "TableName": self.name,
             "Item": to_item(_item_key(key_id) | dump(key)),

@@ -11,6 +11,7 @@ import pytest
 from tidemill.dashboard.render import render
 from tidemill.dashboard.row_query import BadQuery, RowQuery
 from tidemill.dashboard.row_view import Field, Part, Share, facts_of, row_view
+from tidemill.dashboard.rows_page import RowLinks
 
 
 def row_of(body: Any, status: int = 200, **changes: Any) -> bytes:
@@ -200,3 +201,23 @@ def test_a_search_starts_with_the_default_status() -> None:
     assert RowQuery.of({"text": "x"}, "failed").status == ""
     query = RowQuery.of({"status": "ok", "text": "a&b", "min_chars": "0"})
     assert query.address(after=7) == "status=ok&text=a%26b&after=7"
+
+
+def test_cells_of_a_table_are_shown_instead_of_the_request() -> None:
+    """The request is folded; long cells are cut, and many columns are counted."""
+    request = json.dumps({"url": "/v1/completions", "body": {"prompt": "Label: good"}}).encode()
+    cells: dict[str, Any] = {"text": "<b>good</b>\u202e", "n": 4, "none": None, "long": "x" * 5000}
+    view = row_view(7, row_of(chat("good")), request, cells=cells)
+    assert view.cells is not None
+    assert view.cells.fields[:3] == (
+        Field("text", "<b>good</b>\\u202e"),
+        Field("n", "4"),
+        Field("none", "null"),
+    )
+    assert view.is_cut
+    page = render("row_requests.html", rows=[view], missing="", links=RowLinks.of_batch("batch_1"))
+    assert page.index("&lt;b&gt;good") < page.index("<summary>Request</summary>")
+    assert page.index("<summary>Request</summary>") < page.index("Label: good")
+    wide = row_view(1, row_of(chat("a")), cells={str(n): n for n in range(60)}).cells
+    assert wide is not None
+    assert wide.fields[-1] == Field("…", "10 more columns")

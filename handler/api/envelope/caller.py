@@ -35,11 +35,15 @@ _WRONG_TOKEN: Final = "The token was refused a moment ago: send a new one."
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Caller of a request; a signed request has no key, and a user with a token has a `subject`."""
+    """Caller of a request; a signed request has no key, and a user with a token has a `subject`.
+
+    Administrators see the use of all tenants.
+    """
 
     tenant: str
     key_id: str | None = None
     subject: str | None = None
+    is_admin: bool = False
 
 
 class Unauthorized(Refused):
@@ -81,7 +85,7 @@ def identify(event: APIGatewayProxyEventV2, here: Deployment, now: float) -> Ope
         if verifier:
             caller, words = _verify(verifier, token, now)
         elif key := (yield from here.keys.check(token)):
-            caller = Caller(key.tenant, key.id)
+            caller = Caller(key.tenant, key.id, is_admin=key.is_admin)
         here.refusals.note(token, address, now, is_right=caller is not None)
     if caller is None:
         logger.info("key refused", address=address)

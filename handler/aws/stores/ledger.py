@@ -8,7 +8,7 @@ is left out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tidemill.batch.model import Batch, Progress
 from tidemill.batch.month import ModelUse, total_of
@@ -18,6 +18,8 @@ from tidemill.batch.states import TERMINAL, Status
 from ..calls import Operation
 from ..items import dump, load, to_item
 from .store import Store, expression
+
+_TENANT: Final = "TENANT#"
 
 
 class Total(NamedTuple):
@@ -55,6 +57,7 @@ class Ledger(Store):
         self, batch: Batch, done: Progress, uses: Sequence[ModelUse], month: str
     ) -> list[dict[str, Any]]:
         """Return the writes that add an ended batch to its tenant's totals and to its month."""
+        sums = total_of(uses)
         total = self._adding(
             _total_key(batch.tenant),
             {
@@ -69,19 +72,27 @@ class Ledger(Store):
                 "reasoning_tokens": done.reasoning_tokens,
                 "gpu_seconds": round(done.gpu_seconds, 3),
                 "audio_seconds": round(done.audio_seconds, 3),
-                "cost": total_of(uses).cost,
+                "cost": sums.cost,
             },
         )
         months = (
             self._adding(_month_key(batch.tenant, month, use.model), _adds_of(use)) for use in uses
         )
-        return [total, *months]
+        all_tenants = self._adding(_all_tenants_key(month, batch.tenant), _adds_of(sums))
+        return [total, *months, all_tenants]
 
     def list_month(self, tenant: str, month: str) -> Operation[list[ModelUse]]:
         """Return the use of the tenant's batches that ended in a month, by model."""
         prefix = _month_prefix(month)
         found = yield from self.query(f"USAGE#{tenant}", prefix)
         return [load(ModelUse, {"model": item["sk"].removeprefix(prefix)} | item) for item in found]
+
+    def list_month_by_tenant(self, month: str) -> Operation[dict[str, ModelUse]]:
+        """Return the use of each tenant's batches that ended in a month, over all models."""
+        found = yield from self.query(f"USAGE_OF#{month}", _TENANT)
+        return {
+            item["sk"].removeprefix(_TENANT): load(ModelUse, {"model": ""} | item) for item in found
+        }
 
     def _adding(self, key: dict[str, object], counts: Mapping[str, float]) -> dict[str, Any]:
         change = expression({}, added=counts)
@@ -114,6 +125,10 @@ def _month_prefix(month: str) -> str:
 
 def _month_key(tenant: str, month: str, model: str) -> dict[str, object]:
     return {"pk": f"USAGE#{tenant}", "sk": f"{_month_prefix(month)}{model}"}
+
+
+def _all_tenants_key(month: str, tenant: str) -> dict[str, object]:
+    return {"pk": f"USAGE_OF#{month}", "sk": f"{_TENANT}{tenant}"}
 
 
 def _total_key(tenant: str) -> dict[str, object]:

@@ -87,6 +87,8 @@ def test_keys_of_one_tenant_are_listed(table: str, capsys: pytest.CaptureFixture
         typed(capsys, "create", "--name", "x", "--tenant", tenant, "--table", table)
     _, out, _ = typed(capsys, "list", "--tenant", "ads", "--table", table)
     assert [cells[1] for cells in cells_of(out)] == ["TENANT", "ads"]
+    typed(capsys, "create", "--name", "boss", "--tenant", "it", "--admin", "--table", table)
+    assert "valid, admin" in typed(capsys, "list", "--tenant", "it", "--table", table)[1]
     status, out, err = typed(capsys, "list", "--tenant", "empty", "--table", table)
     assert (status, out) == (0, "")
     assert "no keys" in err

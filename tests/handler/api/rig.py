@@ -129,10 +129,11 @@ class Gateway(httpx.BaseTransport):
         return answered(request)
 
 
-def give_key(cloud: Cloud, authorization: str, tenant: str) -> None:
+def give_key(cloud: Cloud, authorization: str, tenant: str, *, is_admin: bool = False) -> None:
     """Make a header that was recorded the key of a tenant."""
     _, key_id, secret = authorization.removeprefix("Bearer ").split("_", 2)
-    key = ApiKey(key_id, tenant, "recorded", sha256(secret.encode()).hexdigest(), created_at=1)
+    secret_hash = sha256(secret.encode()).hexdigest()
+    key = ApiKey(key_id, tenant, "recorded", secret_hash, created_at=1, is_admin=is_admin)
     item = to_item({"pk": f"KEY#{key_id}", "sk": META} | dump(key))
     cloud.aws.clients["dynamodb"].put_item(TableName=cloud.deployment.table.name, Item=item)
 

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.emulators import MODEL
-from tests.handler.api.rig import answer_to, refusal_in, request_of
+from tests.handler.api.rig import answer_to, give_key, refusal_in, request_of
 from tests.handler.aws.given import make_batch
 from tests.handler.dashboard.steps import obstacles, sign_in
 from tests.handler.intake.rig import Cloud, lines_of
@@ -113,7 +113,10 @@ def ended(cloud: Cloud, now: float, tenant: str = "default") -> Batch:
 
 
 def test_a_month_is_the_sum_of_the_batches_that_ended_in_it(cloud: Cloud) -> None:
-    """Each batch counts once, for its tenant, in the month of its end."""
+    """Each batch counts once, for its tenant, in the month of its end.
+
+    Only an administrator's key shows other tenants.
+    """
     now = time.time()
     month = month_of(now)
     before = shifted(month, -1)
@@ -129,6 +132,16 @@ def test_a_month_is_the_sum_of_the_batches_that_ended_in_it(cloud: Cloud) -> Non
     assert "No rows in" in earlier
     assert f"/month?month={month}" in earlier
     assert refusal_in(reply_to("month", month="2026-13"))[0] == 400
+    assert "others" not in body
+    authorization = request_of("/")["headers"]["authorization"]
+    give_key(cloud, authorization, "empty", is_admin=True)
+    body = reply_to("month")["body"]
+    assert "No rows in" in body
+    assert re.findall(r"<bdi>([^<]+)</bdi></th><td>([^<]+)", body) == [
+        ("default", "1,234"),
+        ("others", "1,234"),
+    ]
+    assert "By tenant" not in reply_to("month", month=before)["body"]
 
 
 def test_a_month_contains_the_active_batches_and_needs_a_price(

@@ -104,6 +104,9 @@ def test_totals_add_up(run: Run, deployment: Deployment) -> None:
         ModelUse("m", 3, 21, gpu_seconds=0.3, cost=0.3)
     ]
     assert run(ledger.list_month(tenant, "2026-10")) == []
+    by_tenant = run(ledger.list_month_by_tenant("2026-11"))
+    assert by_tenant[tenant] == ModelUse("", 3, 21, gpu_seconds=0.3, cost=0.3)
+    assert run(ledger.list_month_by_tenant("2026-10")) == {}
     total = run(ledger.get_total(tenant))
     assert total.done == Progress(21, 3, 210, 60, 63, 0.3, audio_seconds=4.5, reasoning_tokens=15)
     assert total.cost == 0.3
