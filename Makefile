@@ -344,11 +344,13 @@ ALONE = $(shell grep --recursive --files-with-matches --include='test_*.py' 'mar
 SHARED := --numprocesses=$(TEST_PROCESSES) --dist=loadscope --no-loadscope-reorder
 TESTED := $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER) $(INSTALLED_NODE_CLIENT) $(INSTALLED_CLIENTS) $(INSTALLED_CHART_TOOLS) $(QUICK_PROGRAMS:=/.installed)
 
+# Commands that tests start import their libraries, instead of being forked (tests/warm_start.py).
+COLD := TIDEMILL_COLD_STARTS=1
 # File order and a fixed random seed, so that a second run does the same.
 FIXED_ORDER := --randomly-dont-reorganize --randomly-seed=1 --hypothesis-seed=1
 
 test: $(TESTED)
-	$(PYTEST) -m "alone and not long" $(FIXED_ORDER) $(ALONE)
+	$(COLD) $(PYTEST) -m "alone and not long" $(FIXED_ORDER) $(ALONE)
 	$(PYTEST) -m "not alone and not long" $(FIXED_ORDER) $(SHARED)
 
 # Imports, commands, the API and its document, the SBOM and the server on the newest Python of this
@@ -381,8 +383,8 @@ test-orders: $(TESTED)
 
 # Everything, with many more cases of each property, then ten orders.
 test-all: $(TESTED) $(INSTALLED_OPTIONAL) $(INSTALLED_PROGRAMS)
-	$(PYTEST) -m alone --hypothesis-profile=full $(FIXED_ORDER) $(ALONE)
-	$(PYTEST) -m "not alone" --hypothesis-profile=full $(FIXED_ORDER) $(SHARED)
+	$(COLD) $(PYTEST) -m alone --hypothesis-profile=full $(FIXED_ORDER) $(ALONE)
+	$(COLD) $(PYTEST) -m "not alone" --hypothesis-profile=full $(FIXED_ORDER) $(SHARED)
 	@$(MAKE) --no-print-directory test-orders
 
 # All seeds; `make test-all` runs three of them.

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
+from tests import warm_start
 from tests.breadth import mark_breadth
 from tests.emulators import NAMES, Emulator, running
 from tests.folder_scope import close_unused
@@ -55,6 +56,7 @@ _cache_folder = disk_cache.cache_folder
 disk_cache.cache_folder = lambda: None if (folder := _cache_folder()) == SHARED_CACHE else folder
 
 share_authorities()
+start_server = warm_start.install()
 
 # A shell's background job ignores Ctrl-C, and so would everything that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -98,6 +100,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupSc
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
     """End the values that the files of a folder share, after its last test."""
+    start_server()
     close_unused(None if nextitem is None else nextitem.path)
 
 

@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from bench.server.served import Place, serving
+from tests.warm_start import COLD_VARIABLE
 from tidemill import demo
 
 PATIENCE_SECONDS = 60
@@ -34,8 +35,11 @@ def metric(place: Place, name: str) -> float:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="an engine has a core")
-def test_requests_are_answered_although_an_engine_is_killed(tmp_path: Path) -> None:
+def test_requests_are_answered_although_an_engine_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whole and streamed replies continue; a stop during an engine's restart exits with 0."""
+    monkeypatch.setenv(COLD_VARIABLE, "1")  # otherwise it has one more child
     flags = ("--model", str(demo.MODEL_PATH), "--served-model-name", demo.NAME, "-dp", "2")
     with (
         serving(*flags, log=tmp_path / "log") as place,

@@ -13,6 +13,7 @@ import pytest
 from tests.emulators import MODEL
 from tests.handler.worker.rig import NEVER, Process, Rig, wait_for
 from tests.long_parameters import with_long
+from tests.warm_start import COLD_VARIABLE
 from tidemill.batch.model import ShardStatus
 from tidemill.batch.states import Status
 
@@ -226,8 +227,9 @@ def test_an_input_that_is_deleted_fails_the_batch(rig: Rig) -> None:
     assert process.events("input changed")
 
 
-def test_the_engine_ends_with_its_worker(rig: Rig) -> None:
+def test_the_engine_ends_with_its_worker(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kill -9 leaves no process that holds the GPU."""
+    monkeypatch.setenv(COLD_VARIABLE, "1")  # otherwise it has one more child
     rig.batch({"wait": NEVER})
     process = rig.start()
     wait_for(lambda: has_begun(process), lambda: process.log)

@@ -22,6 +22,7 @@ from tests.handler.worker.rig import (
     wait_for,
     well,
 )
+from tests.warm_start import COLD_VARIABLE
 from tidemill.batch.file.lines import RawLine
 from tidemill.engine_process.frames import Row
 from tidemill.handler.aws.aio import AioAws
@@ -254,8 +255,11 @@ def children(process: Process) -> list[int]:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="an engine has a core")
-def test_an_engine_process_that_is_killed_is_replaced(rig: Rig) -> None:
+def test_an_engine_process_that_is_killed_is_replaced(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its lines run again alongside those of the other one; SIGTERM then ends the worker with 0."""
+    monkeypatch.setenv(COLD_VARIABLE, "1")  # otherwise it has one more child
     work = rig.batch(*[{"wait": 2}] * 8, *[GOOD] * 16)
     process = rig.start("--data-parallel-size", 2, "--max-inflight", 4)
     wait_for(lambda: len(children(process)) == 2 and len(process.requests()) >= 8)

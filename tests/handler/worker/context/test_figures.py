@@ -30,7 +30,6 @@ from tidemill.batch.parts import FinishedRow, encode_part
 from tidemill.handler.aws.calls import Call
 from tidemill.handler.aws.queues import Queue
 from tidemill.handler.errors import AwsError
-from tidemill.handler.worker.context import config as config_module
 from tidemill.handler.worker.context import context as site_module
 from tidemill.handler.worker.context.context import WorkerContext
 from tidemill.handler.worker.shard.claim import Claim
@@ -222,26 +221,28 @@ async def test_a_shard_that_another_has_taken_is_a_lost_lease(rig: Rig, counted:
     assert work.shard() == taken
 
 
-async def test_a_commit_that_comes_too_late_counts_nothing(
-    rig: Rig, counted: Counted, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_commit_that_comes_too_late_counts_nothing(rig: Rig, counted: Counted) -> None:
     """The rows are durable, and the one who has the shard now will find them."""
-    # No heartbeat reports the row before the commit.
-    monkeypatch.setattr(config_module, "_MAX_TICK_SECONDS", NEVER)
     work = rig.batch(GOOD)
     stolen: list[object] = []
+    lines: list[Line] = []
 
     def steal(call: Call) -> Exception | None:
         if is_commit(call) and not stolen:
             # Leased for so long that the worker has no way to claim it again.
-            options = {"owner": "x", "now": time.time(), "lease_seconds": 60, "steal": True}
+            options = {"owner": "x", "now": time.time(), "lease_seconds": NEVER, "steal": True}
             stolen.append(rig.run(rig.deployment.table.claim(work.id, 0, **options)))
         return None
 
-    async with failing(rig, steal, after=False, visibility_seconds=NEVER, lease_seconds=NEVER):
-        await until(lambda: stolen)
-        await asyncio.sleep(0.5)
-    lines = counted()
+    def is_lost() -> bool:
+        lines.extend(counted())
+        return bool(with_figure(lines, "LeasesLost"))
+
+    # No heartbeat reports the row before the commit, however long that takes.
+    seconds = dict.fromkeys(("visibility_seconds", "lease_seconds", "tick_seconds"), NEVER)
+    async with failing(rig, steal, after=False, **seconds):
+        await until(is_lost)
+    lines += counted()
     assert len(with_figure(lines, "LeasesLost")) == 1
     assert row_sums(lines) == done(work) == (0, 0, 0, 0, 0)
 

@@ -1,0 +1,73 @@
+"""Processes that are forked from a server behave like those that are started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.warm_start import COLD_VARIABLE, WarmStarts
+
+run = partial(subprocess.run, capture_output=True, text=True, check=False)
+PATIENCE_SECONDS = 120
+WAITS = [sys.executable, "-m", "tidemill", "run", "-i", "-", "-o", "rows.jsonl", "--model", "m"]
+
+pytestmark = pytest.mark.skipif(COLD_VARIABLE in os.environ, reason="processes start as usual")
+
+
+@pytest.fixture(autouse=True)
+def _server() -> None:
+    """Wait for the server of this process."""
+    starts = getattr(subprocess._fork_exec, "__self__", None)  # type: ignore[attr-defined]
+    if not isinstance(starts, WarmStarts):
+        pytest.skip("this system has no CLONE_PARENT")
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not starts._can_start():
+        assert time.monotonic() < deadline
+        starts.start_wanted()
+        time.sleep(0.05)
+
+
+def is_warm(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether a process is a clone of the server."""
+    return b"tests.warm_start" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+
+
+def test_a_process_is_a_child_with_its_own_folder_and_session(tmp_path: Path) -> None:
+    """A signal ends it, and its status is that signal."""
+    with subprocess.Popen(
+        WAITS, cwd=tmp_path, stdin=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert is_warm(process)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while os.getpgid(process.pid) != process.pid:  # the last step of its preparation
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert Path(f"/proc/{process.pid}/cwd").readlink() == tmp_path
+        process.kill()
+    assert process.returncode == -9
+
+
+def test_streams_and_the_status_are_those_of_the_command(tmp_path: Path) -> None:
+    """Standard output and standard error belong to the process."""
+    command = [sys.executable, "-m", "tidemill"]
+    done = run([*command, "--version"], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("tidemill ")
+    done = run([*command, "view", "-", "--no-such-flag"], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--no-such-flag" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["HOME", "OMP_NUM_THREADS", COLD_VARIABLE])
+def test_other_settings_start_a_process_as_usual(tmp_path: Path, name: str) -> None:
+    """Values that libraries read at their import are not those of the server."""
+    environment = os.environ | {name: str(tmp_path)}
+    with subprocess.Popen(WAITS, cwd=tmp_path, stdin=subprocess.PIPE, env=environment) as process:
+        assert not is_warm(process)
+        process.kill()

@@ -1,0 +1,328 @@
+"""Processes of `tidemill` that tests start: forked from one that has imported the libraries.
+
+Imports take up to three seconds of CPU time in each process. A server (`python -m tests.warm_start
+FD`) imports once, and clones itself for each command. With CLONE_PARENT the new process is a child
+of the one that asked: waiting, signals and process groups are as usual. The server starts after the
+first test that could have used it.
+
+A command is started as usual on other systems, with other settings of Python or of a library, and
+if `TIDEMILL_COLD_STARTS` is set, as it is for `make test-all` and for tests of time limits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import fcntl
+import gc
+import io
+import json
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from runpy import run_module, run_path
+from typing import Any, Final
+
+from tidemill.engine.child_command import module_command
+
+ROOT: Final = Path(__file__).parents[1]
+SCRIPTS: Final = {
+    str(ROOT / name)
+    for name in ("tests/offline/scripted.py", "tests/engine_process/scripted_engine.py")
+}
+COLD_VARIABLE: Final = "TIDEMILL_COLD_STARTS"
+# Neither `tidemill.handler`, whose logger reads the environment, nor `transformers`, which a warm
+# start of an engine does not import.
+PRELOADED: Final = (
+    "aiobotocore.session",
+    "aws_lambda_powertools",
+    "boto3",
+    "httpx",
+    "jinja2",
+    "numba",
+    "pyarrow",
+    "starlette.applications",
+    "tokenizers",
+    "torch",
+    "uvicorn",
+    "tidemill.cli.main",
+    "tidemill.engine.load",
+    "tidemill.engine.loop.assembly",
+    "tidemill.engine_process.child",
+    "tidemill.engine_process.client",
+    "tidemill.offline.engine.watched_engine",
+    "tidemill.offline.run.job",
+    "tidemill.server.app",
+)
+# Read by Python or at an import: a process with other values is started as usual.
+_READ_AT_IMPORT: Final = (
+    *("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "TZ", "HOME", "XDG_"),
+    *("CUDA_", "HF_", "KMP_", "MKL_", "NUMBA_", "OMP_", "TOKENIZERS_", "TORCH", "TRITON_"),
+    "TIDEMILL_KERNELS",
+)
+_UNBUFFERED: Final = "PYTHONUNBUFFERED"
+_CLONES: Final = {"x86_64": 56, "aarch64": 220}  # numbers of the system call
+_CLONE_PARENT: Final = 0x8000
+_MAX_BYTES: Final = 1 << 17
+_MAX_FDS: Final = 64
+# Words of commands that start processes of their own; each gets a server, as a child.
+_HAVE_CHILDREN: Final = frozenset({"worker", "serve", "launcher", "-dp", "--data-parallel-size"})
+_MODULE_COMMAND: Final = module_command("")[:-1]
+
+Environment = dict[str, str]
+
+
+class WarmStarts:
+    """Starts processes for `subprocess` in this process, through a connection to a server."""
+
+    def __init__(self, start: Callable[..., int], connection: socket.socket | None = None) -> None:
+        self._start = start
+        self._pid = os.getpid()
+        self._server: subprocess.Popen[bytes] | None = None
+        self._connection = connection
+        self._is_ready = False
+        self._is_wanted = False
+        self._lock = threading.Lock()
+        self._environment = _read_at_import(dict(os.environ))
+
+    def fork_exec(self, *arguments: Any) -> int:
+        """Start a process like `_posixsubprocess.fork_exec`, whose arguments these are."""
+        return self._start_warm(*arguments) or self._start(*arguments)
+
+    def _start_warm(self, *arguments: Any) -> int | None:
+        args, _, close_fds, kept, cwd, env = arguments[:6]
+        stdin, _, _, stdout, _, stderr, _, errors = arguments[6:14]
+        _, is_new_session, group, *ids, _ = arguments[14:]
+        environment = dict(os.environ) if env is None else _decoded(env)
+        place = os.getcwd() if cwd is None else os.fsdecode(cwd)  # noqa: PTH109 - as it is
+        if (
+            (target := _target([*map(os.fsdecode, args)])) is None
+            or not close_fds
+            or COLD_VARIABLE in environment
+            or any(each is not None and each != -1 for each in ids)
+            or not Path(place).is_dir()
+            or _read_at_import(environment) != self._environment
+            or any(signal.getsignal(number) is signal.SIG_IGN for number in _KEPT_SIGNALS)
+        ):
+            return None
+        fds = {number: number for number in kept if number != errors}
+        fds |= {at: at if fd == -1 else fd for at, fd in enumerate((stdin, stdout, stderr))}
+        request = (target, [*fds], place, environment, bool(is_new_session), group)
+        with self._lock:
+            can_start = self._can_start()
+            return self._ask(json.dumps(request).encode(), [*fds.values()]) if can_start else None
+
+    def _can_start(self) -> bool:
+        """Return whether the server is ready."""
+        if os.getpid() != self._pid:
+            return False
+        self._is_wanted = True
+        if not self._is_ready and self._connection is not None:
+            with suppress(BlockingIOError):
+                self._is_ready = bool(self._connection.recv(1, socket.MSG_DONTWAIT))
+        return self._is_ready
+
+    def start_wanted(self) -> None:
+        """Start the server if it is wanted, in the main thread: its processes may end with it."""
+        if not self._is_wanted or self._connection is not None:
+            return
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", "tests.warm_start", str(theirs.fileno())],
+                cwd=ROOT,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        atexit.register(self._close)
+
+    def _ask(self, request: bytes, fds: Sequence[int]) -> int | None:
+        """Return the ID of the process that the server has started, or None."""
+        assert self._connection is not None
+        if len(request) > _MAX_BYTES or len(fds) > _MAX_FDS:
+            return None
+        try:
+            socket.send_fds(self._connection, [request], fds)
+            answer = self._connection.recv(32)
+        except OSError:  # a standard stream is closed, or the server has ended
+            return None
+        pid = int(answer or 0)
+        return pid if pid > 0 else None  # -1 is all processes for `os.kill`
+
+    def _close(self) -> None:
+        if self._connection is not None and self._server is not None and os.getpid() == self._pid:
+            self._connection.close()
+            self._server.wait()
+
+
+_KEPT_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def install(connection: socket.socket | None = None) -> Callable[[], None]:
+    """Start commands of this process from a server; return what starts it, if it is wanted."""
+    starts = WarmStarts(subprocess._fork_exec, connection)  # type: ignore[attr-defined]
+    is_possible = sys.platform == "linux" and platform.machine() in _CLONES
+    if is_possible and COLD_VARIABLE not in os.environ:
+        subprocess._fork_exec = starts.fork_exec  # type: ignore[attr-defined]
+    return starts.start_wanted
+
+
+def _target(command: list[str]) -> tuple[str, list[str]] | None:
+    """Return the module or script that a command runs, and its arguments, or None."""
+    if command[0] != sys.executable:
+        return None
+    if command[1:3] == ["-m", "tidemill"]:
+        return "tidemill", command[3:]
+    if command[: len(_MODULE_COMMAND)] == _MODULE_COMMAND:
+        module, *arguments = command[len(_MODULE_COMMAND) :]
+        return module, arguments
+    if command[1] in SCRIPTS:
+        return command[1], command[2:]
+    return None
+
+
+def _read_at_import(environment: Environment) -> Environment:
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_READ_AT_IMPORT) and name != _UNBUFFERED
+    }
+
+
+def _decoded(pairs: Sequence[bytes]) -> Environment:
+    return dict(os.fsdecode(pair).split("=", 1) for pair in pairs)
+
+
+# The server
+
+
+def serve(connection: socket.socket) -> None:
+    """Start processes until the other end is closed; run a command in each of them."""
+    for name in PRELOADED:
+        with suppress(ImportError):
+            import_module(name)
+    _fill_numba()
+    gc.collect()
+    gc.freeze()
+    connection.send(b"!")
+    request, fds, own_server = _wait_for_command(connection)
+    target, numbers, place, environment, is_new_session, group = request
+    taken, own = dict(zip(numbers, fds, strict=True)), max(numbers) + 1
+    if own_server is not None:
+        taken[own] = own_server.detach()
+    _take(taken)
+    os.chdir(place)
+    os.environ.clear()
+    os.environ.update(environment)
+    if is_new_session:
+        os.setsid()
+    elif group is not None and group >= 0:
+        os.setpgid(0, group)
+    if own_server is not None:
+        own_server = socket.socket(fileno=own)
+        own_server.set_inheritable(False)
+        install(own_server)
+    _run(*target)
+
+
+def _wait_for_command(connection: socket.socket) -> tuple[Any, list[int], socket.socket | None]:
+    """Return in a new process: a request, its file descriptors, and a server if it needs one."""
+    while True:
+        data, fds, _, _ = socket.recv_fds(connection, _MAX_BYTES, _MAX_FDS)
+        if not data:
+            os._exit(0)
+        request = json.loads(data)
+        pid = _clone()
+        if pid:
+            connection.send(b"%d" % pid)
+        else:
+            connection.close()
+            if _HAVE_CHILDREN.isdisjoint(request[0][1]):
+                return request, fds, None
+            ours, connection = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            if os.fork():
+                connection.close()
+                return request, fds, ours
+            ours.close()  # this process is the server of the new one
+            connection.send(b"!")
+        for fd in fds:
+            os.close(fd)
+
+
+def _fill_numba() -> None:
+    """Fill numba's tables of operations, as the first kernel does: half a second of CPU time."""
+    with suppress(ImportError):
+        from numba.core.registry import cpu_target
+
+        cpu_target.typing_context.refresh()
+        cpu_target.target_context.refresh()
+
+
+def _clone() -> int:
+    """Fork as `os.fork`, but let the new process be a child of this one's parent."""
+    python, libc = ctypes.pythonapi, ctypes.PyDLL(None)
+    libc.syscall.restype = ctypes.c_long
+    python.PyOS_BeforeFork()
+    words = (_CLONES[platform.machine()], _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
+    pid: int = libc.syscall(*map(ctypes.c_long, words))
+    if pid == 0:
+        python.PyOS_AfterFork_Child()
+    else:
+        python.PyOS_AfterFork_Parent()
+    return pid
+
+
+def _take(fds: dict[int, int]) -> None:
+    """Give file descriptors their numbers, and close all others."""
+    free = max(*fds, *fds.values()) + 1
+    lifted = {number: fcntl.fcntl(fd, fcntl.F_DUPFD, free) for number, fd in fds.items()}
+    for number, fd in lifted.items():
+        os.dup2(fd, number)
+    for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - names alone
+        if fd not in fds:
+            with suppress(OSError):  # the listing's own
+                os.close(fd)
+
+
+def _run(target: str, arguments: list[str]) -> None:
+    _open_streams(is_unbuffered=bool(os.environ.get(_UNBUFFERED)))
+    is_script = target in SCRIPTS
+    sys.argv = [target, *arguments]
+    sys.path[0] = str(Path(target).parent) if is_script else os.getcwd()  # noqa: PTH109 - as Python
+    if is_script:
+        run_path(target, run_name="__main__")
+    else:
+        run_module(target, run_name="__main__", alter_sys=True)
+
+
+def _open_streams(*, is_unbuffered: bool) -> None:
+    """Open the standard streams as Python does at its start."""
+    sys.stdin = sys.__stdin__ = _text(0, sys.stdin)  # type: ignore[misc]
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = _text(number, getattr(sys, name), is_unbuffered=is_unbuffered)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _text(number: int, like: Any, *, is_unbuffered: bool = False) -> io.TextIOWrapper:
+    mode = "wb" if number else "rb"
+    binary: Any = open(number, mode, 0 if is_unbuffered else -1, closefd=False)  # noqa: SIM115 - until the end
+    return io.TextIOWrapper(
+        binary,
+        like.encoding,
+        like.errors,
+        line_buffering=number == 2 or binary.isatty(),
+        write_through=is_unbuffered,
+    )
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
