@@ -136,7 +136,7 @@ def page() -> str:
         without_adapters=_sentence(
             "Without adapters", (kind for kind in kinds if not FAMILIES[kind].takes_adapters)
         ),
-        with_images=_sentence("Of these with images", filter(_takes_images, kinds)),
+        with_images=_sentence("With images", filter(_takes_images, kinds)),
         encoders=_sentence(f"For recordings `{KIND}`; for vectors and scores", sorted(ENCODERS)),
         codes=CODES,
         joint=JOINT,

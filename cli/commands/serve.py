@@ -165,7 +165,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         nargs="+",
         dest="api_keys",
         metavar="KEY",
-        help=")",
+        help=f"require one of these keys (default: the space-separated keys in {_KEYS})",
     )
     add(
         "--allowed-origins",

@@ -25,7 +25,7 @@ def add_data_parallel_flag(group: argparse._ActionsContainer) -> None:
         type=data_parallel_size,
         metavar="N",
         help="share the work among N engine processes, each with its own GPUs "
-        "(--tensor-parallel-size) or cores; auto: one per GPU (default: 1)",
+        "(--tensor-parallel-size) or cores; auto: as many as the GPUs allow (default: 1)",
     )
 
 

@@ -229,7 +229,9 @@ class Page:
         """Run a command in this process, or parse one that needs a cloud or does not end."""
         words = [self.models.replacing(word) if is_model(word) else word for word in typed]
         is_local = words[0] in LOCAL | REMOTE and "--html" not in words
-        if not is_local or any(word.startswith(("hf://", "s3://", "batch_")) for word in words):
+        if not is_local or any(
+            word.startswith(("hf://", "s3://", "batch_", "@last")) for word in words
+        ):
             parse(typed)
             return
         if words[0] == "view" and "-n" not in words:
