@@ -7,6 +7,7 @@ models never see. The libraries that read tables are in the intake Lambda only.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
@@ -14,21 +15,22 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
+from tidemill.batch.calibration.threshold import GoldRow, find_threshold
 from tidemill.batch.file.decided_row import DecidedRow
-from tidemill.batch.model import Batch, Shard
+from tidemill.batch.model import Batch, BatchError, Shard
 from tidemill.batch.states import Status
+from tidemill.batch.table.gold_rows import Gold, gold_answers_of, gold_row_of
+from tidemill.batch.table.reader import open_table
+from tidemill.batch.table.recipe import parse_recipe
 
 from ..aws.items import dump
 from ..aws.objects.object_file import open_object
+from ..aws.queues import advance_message
 from ..aws.sync import Aws
 from ..deployment import Deployment
+from ..errors import NotThere, ObjectChanged
 from ..observability import logger
-
-if TYPE_CHECKING:
-    from tidemill.batch.calibration.threshold import GoldRow
-    from tidemill.batch.table.gold_rows import Gold
 
 _NUM_THREADS = 8
 MAX_GOLD_ROWS = 100_000
@@ -39,7 +41,8 @@ def learn_threshold(aws: Aws, deployment: Deployment, batch_id: str) -> None:
     """Learn the threshold of a batch if that is due, and send its shards to the second model.
 
     Idempotent: the answers are final, so that every run learns the same. The reaper resends the
-    messages of a run that died after the threshold was recorded.
+    messages of a run that died after the threshold was recorded. A batch whose table was replaced
+    since fails.
     """
     table = deployment.table
     batch = aws.run(table.get_batch(batch_id))
@@ -51,9 +54,11 @@ def learn_threshold(aws: Aws, deployment: Deployment, batch_id: str) -> None:
     found = batch.escalation
     assert found is not None
     assert found.target is not None
-    from tidemill.batch.calibration.threshold import find_threshold  # late: few batches learn one
-
-    learnt = find_threshold([*_gold_rows(aws, deployment, batch)], found.target)
+    try:
+        learnt = find_threshold([*_gold_rows(aws, deployment, batch)], found.target)
+    except (NotThere, ObjectChanged) as exc:
+        _fail(aws, deployment, batch, str(exc))
+        return
     escalation = dump(replace(found, learnt=learnt))
     changed = aws.run(table.change_batch(batch_id, Status.IN_PROGRESS, escalation=escalation))
     if changed is None:
@@ -66,12 +71,25 @@ def learn_threshold(aws: Aws, deployment: Deployment, batch_id: str) -> None:
         aws.run(sending)
 
 
+def _fail(aws: Aws, deployment: Deployment, batch: Batch, reason: str) -> None:
+    """Fail a batch whose table no longer exists; it keeps the first model's answers."""
+    logger.error("input changed", batch_id=batch.id, reason=reason)
+    error = BatchError(ObjectChanged.code, "The input was deleted or changed during the run.")
+    aws.run(
+        deployment.table.move_batch(
+            batch.id,
+            Status.FINALIZING,
+            int(time.time()),
+            outcome=str(Status.FAILED),
+            errors=[dump(one) for one in (*batch.errors, error)],
+            num_errors=batch.num_errors + 1,
+        )
+    )
+    aws.run(deployment.control.send(advance_message(batch.id), group=batch.tenant))
+
+
 def _gold_rows(aws: Aws, deployment: Deployment, batch: Batch) -> Iterator[GoldRow]:
     """Yield the rows that the first model answered and whose answers are known, in order."""
-    from tidemill.batch.table.gold_rows import gold_answers_of, gold_row_of
-    from tidemill.batch.table.reader import open_table
-    from tidemill.batch.table.recipe import parse_recipe
-
     assert batch.conversion is not None
     assert batch.conversion.recipe is not None
     recipe = parse_recipe(json.loads(batch.conversion.recipe), may_escalate=True)

@@ -12,7 +12,6 @@ from ..aws.sync import Aws
 from ..deployment import Deployment, deployment
 from ..finalize.table import make_table
 from ..intake.control_messages import IntakeStep, TableStep, ThresholdStep, parse_control
-from ..intake.threshold import learn_threshold
 from ..intake.work_units import run_unit
 from ..observability import logger
 from .messages import process_in_time
@@ -40,6 +39,8 @@ def handle_message(
         elif isinstance(request, TableStep):
             make_table(aws, deployment, request.batch_id, time_left)
         elif isinstance(request, ThresholdStep):
+            from ..intake.threshold import learn_threshold  # late: few batches learn one
+
             learn_threshold(aws, deployment, request.batch_id)
         else:
             logger.warning("message dropped", reason="not a message for intake")

@@ -169,6 +169,20 @@ async def test_a_batch_that_ends_before_keeps_the_first_models_answers(rig: Rig)
     assert [row[1] for row in answers(work)] == [MODEL] * 14
 
 
+async def test_a_table_that_was_replaced_fails_the_batch(rig: Rig) -> None:
+    """The reason is in its errors, and finalize keeps the first model's answers."""
+    work = table_work(rig)
+    async with rig.worker():
+        await until(is_decided(work))
+    original = replace(work.batch.input, etag='"other"', version_id=None)
+    change(rig, work, original=dump(original))
+    learn(rig, work)
+    batch = work.batch
+    assert (batch.status, batch.outcome) == (Status.FINALIZING, Status.FAILED)
+    assert "The input was deleted or changed during the run." in batch.errors[0].message
+    assert {"kind": "advance", "batch_id": work.id} in rig.messages()
+
+
 async def test_a_repeated_first_message_waits_until_all_shards_are_decided(rig: Rig) -> None:
     """It makes the batch advance, as its sender may have died; the second model gets nothing."""
     work = table_work(rig)
