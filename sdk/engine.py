@@ -37,6 +37,7 @@ from tidemill.offline.engine.options import (
     stall_limit,
 )
 from tidemill.protocol.contract import EngineInfo, EngineStats
+from tidemill.protocol.parameters import unknown_parameters
 from tidemill.protocol.validation import short_repr
 
 from .engine_process import EngineProcess
@@ -360,7 +361,14 @@ class Answers:
 def _decision(
     given: DecisionInput, questions: Questions, params: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the body of a decision."""
+    """Return the body of a decision; raises TidemillError for an unknown parameter."""
+    if unknown := unknown_parameters(_DECISIONS, params):
+        from tidemill.protocol.decisions.openai_body import DecisionRequest  # late: slow to load
+
+        known = [*DecisionRequest.model_fields.keys() - {"model", "input", "questions"}]
+        raise TidemillError(
+            f"`{unknown[0]}` is not a parameter of {_DECISIONS}: use {', '.join(sorted(known))}"
+        )
     each = [questions] if isinstance(questions, (str, Mapping)) else questions
     return {**params, "input": given, "questions": [*map(_question, each)]}
 

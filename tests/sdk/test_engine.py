@@ -91,6 +91,10 @@ def test_a_lone_question_is_not_taken_for_a_list_of_questions(engine: Engine) ->
     assert (choice["name"], score["type"], plain["type"]) == ("team", "score", "predicate")
     with pytest.raises(TidemillError, match="has 'a' twice in its choices"):
         engine.decide("Paris", "team = a|a: Which?")
+    with pytest.raises(
+        TidemillError, match=r"`permutations` is not a parameter of .*: use .*debias"
+    ):
+        engine.decide("Paris", "Is a city named?", permutations=2)
     with pytest.raises(TypeError, match="use `decide` for a single one"):
         engine.decide_many("Paris", "Is a city named?")
 
