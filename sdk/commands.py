@@ -18,6 +18,7 @@ from tidemill.offline.console.errors import OVER_LIMIT, ROWS_FAILED, STACKS, Cli
 from tidemill.offline.files.paths import card_path, is_path
 from tidemill.offline.run.progress import PROGRESS_FD
 from tidemill.offline.run.run_flags import options_from, parse_run
+from tidemill.protocol.validation import short_repr
 
 from .errors import TidemillError
 from .progress import progress_of_run
@@ -114,6 +115,7 @@ def _flags_of(flags: Mapping[str, Any]) -> list[str]:
     typed = []
     for name, value in flags.items():
         flag = f"--{name.replace('_', '-')}"
+        _check_value(name, value)
         if value is True:
             typed.append(flag)
         elif isinstance(value, (list, tuple)):
@@ -126,6 +128,20 @@ def _flags_of(flags: Mapping[str, Any]) -> list[str]:
         elif value is not None and value is not False:
             typed.append(f"{flag}={value}")
     return typed
+
+
+def _check_value(name: str, value: Any) -> None:
+    """Raise TidemillError for a value that a flag would change: a table, or a comma in a list."""
+    items = value if isinstance(value, (list, tuple)) else [value]
+    odd = next((each for each in items if isinstance(each, Mapping)), None)
+    what = "a table"
+    if odd is None and name in _JOINED and items is value:
+        odd = next((each for each in items if "," in str(each)), None)
+        what = "an item with a comma"
+    if odd is not None:
+        raise TidemillError(
+            f"`{name}` has {what}, {short_repr(odd)}: set it in a recipe file, and pass `recipe`"
+        )
 
 
 def _run_command(typed: Sequence[str], progress_fd: int | None = None) -> tuple[str, int, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import weakref
 from base64 import b64decode
 from collections.abc import (
@@ -36,6 +37,7 @@ from tidemill.offline.engine.options import (
     stall_limit,
 )
 from tidemill.protocol.contract import EngineInfo, EngineStats
+from tidemill.protocol.parameters import unknown_parameters
 from tidemill.protocol.validation import short_repr
 
 from .engine_process import EngineProcess
@@ -64,7 +66,12 @@ DecisionInput = str | Sequence[Mapping[str, Any]]
 """The input of a decision: text, or messages, tool calls and their outputs."""
 
 Question = str | Mapping[str, Any]
-"""A question of a decision; a string is a yes/no question."""
+"""A question: its body or, as a string, a yes/no question or one with options."""
+
+Questions = Question | Sequence[Question]
+"""One question, or several."""
+
+_WITH_OPTIONS: Final = re.compile(r"\s*\w+\s*=[^:]*[|<][^:]*:")
 
 
 @public
@@ -164,12 +171,13 @@ class Engine:
         return np.stack(vectors) if vectors else np.zeros((0, 0), np.float32)
 
     def decide(
-        self, input: DecisionInput, questions: Sequence[Question], **params: Any
+        self, input: DecisionInput, questions: Questions, **params: Any
     ) -> list[dict[str, Any]]:
         """Return the answers to questions about one input, in the order of the questions.
 
-        `input` and `questions` have the forms of `/v1/decisions`; a string is a yes/no question.
-        `params` are further parameters of `/v1/decisions`. Raises RequestFailed.
+        `input` and `questions` have the forms of `/v1/decisions`. A string is a yes/no question, or
+        has a name and options: `"team = billing|shipping: Which team?"`. `params` are further
+        parameters of `/v1/decisions`. Raises RequestFailed, and TidemillError for invalid options.
 
         >>> [answer] = engine.decide("The Seine flows through Paris.", ["Is a city named?"])
         >>> answer["type"], 0 <= answer["probability"] <= 1
@@ -182,12 +190,14 @@ class Engine:
     def decide_many(
         self,
         inputs: Iterable[DecisionInput],
-        questions: Sequence[Question],
+        questions: Questions,
         *,
         progress: bool = True,
         **params: Any,
     ) -> list[list[dict[str, Any]] | RequestFailed]:
         """Return the answers of `decide` for each input; a failed one has its RequestFailed."""
+        if isinstance(inputs, (str, Mapping)):
+            raise TypeError("`inputs` must be a list of inputs: use `decide` for a single one")
         bodies = [_decision(each, questions, params) for each in inputs]
         answers = self.answer_many(bodies, url=_DECISIONS, progress=progress)
         return [
@@ -349,14 +359,34 @@ class Answers:
 
 
 def _decision(
-    given: DecisionInput, questions: Sequence[Question], params: Mapping[str, Any]
+    given: DecisionInput, questions: Questions, params: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the body of a decision."""
-    bodies = [
-        {"type": "predicate", "instructions": each} if isinstance(each, str) else each
-        for each in questions
-    ]
-    return {**params, "input": given, "questions": bodies}
+    """Return the body of a decision; raises TidemillError for an unknown parameter."""
+    if unknown := unknown_parameters(_DECISIONS, params):
+        from tidemill.protocol.decisions.openai_body import DecisionRequest  # late: slow to load
+
+        known = [*DecisionRequest.model_fields.keys() - {"model", "input", "questions"}]
+        raise TidemillError(
+            f"`{unknown[0]}` is not a parameter of {_DECISIONS}: use {', '.join(sorted(known))}"
+        )
+    each = [questions] if isinstance(questions, (str, Mapping)) else questions
+    return {**params, "input": given, "questions": [*map(_question, each)]}
+
+
+def _question(given: Question) -> Mapping[str, Any]:
+    """Return the body of a question; raises TidemillError for a text with invalid options."""
+    if not isinstance(given, str):
+        return given
+    if not _WITH_OPTIONS.match(given):
+        return {"type": "predicate", "instructions": given}
+    from tidemill.batch.table.errors import RecipeError  # late: few questions need these
+    from tidemill.batch.table.questions import questions_of
+
+    try:
+        [question] = questions_of({"ask": given})
+    except RecipeError as exc:
+        raise TidemillError(str(exc)) from exc
+    return question.body
 
 
 def options_of(given: Mapping[str, Any]) -> EngineOptions:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from ..engine import Questions
 from ..errors import EngineDied, TidemillError
-from .options import Questions, decision_keys, require, split_options
+from .options import decision_keys, require, split_options
 
 require("tidemill.daft", "daft", "tables")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any, Final
@@ -13,11 +13,8 @@ from tidemill.offline.console.errors import CliError
 from tidemill.offline.engine.options import EngineOptions
 from tidemill.offline.extras import require_extras
 
-from ..engine import options_of
+from ..engine import Questions, options_of
 from ..errors import TidemillError
-
-Questions = str | Sequence[str | Mapping[str, Any]]
-"""Questions in the short form of `ask`, or with the keys of a recipe's `questions`."""
 
 ENGINE_OPTIONS: Final = tuple(option.name for option in fields(EngineOptions))
 

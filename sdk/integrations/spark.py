@@ -8,8 +8,9 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from ..engine import Questions
 from ..errors import TidemillError
-from .options import Questions, decision_keys, require, split_options
+from .options import decision_keys, require, split_options
 
 require("tidemill.spark", "spark", "tables")
 

@@ -9,6 +9,7 @@ import select
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,23 @@ def test_a_run_returns_what_its_card_says(tmp_path: Path, monkeypatch: pytest.Mo
     assert [(row["id"], row["text"]) for row in rows] == [("a", "Paris"), ("b", None)]
     with pytest.raises(TidemillError, match="already exists"):
         run(source, out, **flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (
+            {"labels": ["yes, always", "no"]},
+            "`labels` has an item with a comma, 'yes, always': set",
+        ),
+        ({"ask": [{"name": "x", "instructions": "Is it?"}]}, "`ask` has a table, an object"),
+        ({"ask": "x: Is it?", "gold": {"x": "known"}}, "`gold` has a table, an object: set it"),
+    ],
+)
+def test_a_value_that_flags_cannot_hold_is_refused(flags: dict[str, Any], words: str) -> None:
+    """A comma would split a label silently."""
+    with pytest.raises(TidemillError, match=words):
+        run("t.csv", **flags)
 
 
 def test_a_run_decides_questions(tmp_path: Path) -> None:

@@ -79,6 +79,26 @@ def test_decisions_about_many_inputs_are_in_their_order(engine: Engine) -> None:
     assert isinstance(answer["choice"], (bool, str))
 
 
+def test_a_lone_question_is_not_taken_for_a_list_of_questions(engine: Engine) -> None:
+    """It may be a text, also one with options, or a body; a lone input is refused by name."""
+    [answer] = engine.decide("Paris", "Is a city named?")
+    assert answer["type"] == "predicate"
+    assert engine.decide("Paris", {"type": "predicate", "instructions": "Is a city named?"})
+    choice, score, plain = engine.decide(
+        "Paris", ["team = billing|shipping: Which?", "tone = calm<angry: How?", "a=b: is it < 3?"]
+    )
+    assert [each["value"] for each in choice["probabilities"]] == ["billing", "shipping"]
+    assert (choice["name"], score["type"], plain["type"]) == ("team", "score", "predicate")
+    with pytest.raises(TidemillError, match="has 'a' twice in its choices"):
+        engine.decide("Paris", "team = a|a: Which?")
+    with pytest.raises(
+        TidemillError, match=r"`permutations` is not a parameter of .*: use .*debias"
+    ):
+        engine.decide("Paris", "Is a city named?", permutations=2)
+    with pytest.raises(TypeError, match="use `decide` for a single one"):
+        engine.decide_many("Paris", "Is a city named?")
+
+
 def test_a_request_that_fails_is_an_exception_that_says_why(engine: Engine) -> None:
     """With status, code and parameter, as of the API."""
     with pytest.raises(RequestFailed, match="`messages` must be") as caught:

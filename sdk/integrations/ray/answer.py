@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..options import Questions, decision_keys, require, split_options
+from ...engine import Questions
+from ..options import decision_keys, require, split_options
 from .engine_pool import EnginePool
 
 if TYPE_CHECKING:
