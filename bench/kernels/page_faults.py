@@ -44,11 +44,13 @@ class Cost(NamedTuple):
     resident_mib: float
 
 
-def run(model: str, file: str, num_rows: int, dtype: str) -> Cost:
-    """Run the first rows of a file in this process."""
+def run(model: str, file: str, num_rows: int, dtype: str, max_tokens: int | None) -> Cost:
+    """Run the first rows of a file in this process, with answers of at most `max_tokens`."""
     requests = [json.loads(line) for line in itertools.islice(lines(file), num_rows)]
     for request in requests:
-        del request["body"]["model"]
+        body = request["body"]
+        del body["model"]
+        body["max_tokens"] = min(body["max_tokens"], max_tokens or body["max_tokens"])
     started = resource.getrusage(resource.RUSAGE_SELF)
     with closing(load_served(EngineConfig(model, dtype=dtype, device="cpu"))) as served:
 
@@ -93,6 +95,7 @@ def main() -> None:
     parser.add_argument("--file", default="base", help="run this workload (%(default)s)")
     parser.add_argument("--rows", type=int, default=64, help="run its first N rows (%(default)s)")
     parser.add_argument("--runs", type=int, default=3, help="run each N times (%(default)s)")
+    parser.add_argument("--max-tokens", type=int, help="cut answers at N tokens")
     parser.add_argument("--dtype", default="bfloat16", help="use this dtype (%(default)s)")
     parser.add_argument(
         "--with", dest="variants", nargs="*", default=[], help="also run with NAME=VALUE[,…]"
@@ -100,9 +103,10 @@ def main() -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        print(json.dumps(run(given.model, given.file, given.rows, given.dtype)))
+        print(json.dumps(run(given.model, given.file, given.rows, given.dtype, given.max_tokens)))
         return
     own = [given.model, "--file", given.file, "--rows", str(given.rows), "--dtype", given.dtype]
+    own += [] if given.max_tokens is None else ["--max-tokens", str(given.max_tokens)]
     costs: dict[str, list[Cost]] = {name: [] for name in (PLAIN, *given.variants)}
     for _ in range(given.runs):
         for name, of_variant in costs.items():
