@@ -80,8 +80,8 @@ class Placement(NamedTuple):
     """The position where a waiting sequence would resume, next to `num_others` other sequences.
 
     `num_cached` pages are cached in all groups, `most_cached` in at least one; `needed` is the
-    number of pages that must be free, by pool. Of the next page, `num_copied` tokens are copied
-    from `sources`, one page for each group.
+    number of pages that must be free, by pool. The first `num_copied` tokens of the next page are
+    copied from `sources`, one page for each group.
     """
 
     sequence: Sequence
