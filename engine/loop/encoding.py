@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 # Waiting requests are sorted in windows of this number of steps: a larger window makes steps more
 # even, and makes the oldest requests wait longer.
 WINDOW_STEPS = 16
+_NO_TOKENS: list[int] = []
 
 
 @dataclass(slots=True, eq=False)
@@ -101,15 +102,9 @@ class _Step:
 class _Group:
     """Requests with the same result: the sequence of one is computed for all."""
 
-    items: list[RunningEncoding] = field(default_factory=list)
-
-    @property
-    def sequence(self) -> TokenSequence:
-        return self.items[0].sequence
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.sequence.token_ids)
+    items: list[RunningEncoding]
+    sequence: TokenSequence
+    num_tokens: int
 
 
 class _Flight(NamedTuple):
@@ -167,7 +162,7 @@ class EncodingCore:
         types = request.type_ids if self._model.num_types > 1 else None
         item = RunningEncoding(
             TokenSequence(
-                np.array(request.token_ids, np.int32),
+                np.fromiter(request.token_ids, np.int32, length),
                 np.array(types, np.int32) if types and any(types) else None,
                 request.num_skipped,
                 request.schema,
@@ -213,7 +208,8 @@ class EncodingCore:
             for group in step.groups:
                 group.items = [item for item in group.items if item not in unwanted]
         self._drop_empty()
-        self._count_running()
+        steps = (*self._steps, *failed, *(flight.step for flight in self._flights))
+        self._num_running = sum(len(group.items) for step in steps for group in step.groups)
 
     def stats(self) -> EngineStats:
         """Return counts of running, waiting and finished work; callable from another thread."""
@@ -267,9 +263,10 @@ class EncodingCore:
 
     def _admit(self, waiting: deque[RunningEncoding]) -> None:
         """Run the first waiting items next."""
+        num_waiting = len(waiting)
         packed = list(self._packed(self._next_window(waiting)))
         self._steps.extendleft(reversed(packed))
-        self._count_running()
+        self._num_running += num_waiting - len(waiting)
 
     def _next_window(self, waiting: deque[RunningEncoding]) -> list[_Group]:
         """Take enough of the first waiting items for a window of steps."""
@@ -277,10 +274,13 @@ class EncodingCore:
         groups: dict[Hashable, _Group] = {}
         while waiting and left > 0:
             item = waiting.popleft()
-            group = groups.setdefault(item.key, _Group())
-            if not group.items:
-                left -= len(item.sequence.token_ids)
-            group.items.append(item)
+            key = item.key
+            if (group := groups.get(key)) is not None:
+                group.items.append(item)
+                continue
+            num_tokens = len(item.sequence.token_ids)
+            groups[key] = _Group([item], item.sequence, num_tokens)
+            left -= num_tokens
         return list(groups.values())
 
     def _packed(self, groups: list[_Group]) -> Iterable[_Step]:
@@ -305,18 +305,23 @@ class EncodingCore:
             is_finite = [bool(np.isfinite(row).all()) for row in values]
         if not any(is_finite):
             run_canaries(self._has_finite_values, self._model.vocab_size)
-        outputs = []
+        outputs: list[StepOutput[EncodingResult]] = []
+        num_prompt = num_cached = 0
         for group, row, is_number in zip(groups, values, is_finite, strict=True):
-            if not group.items:  # they have left in the meantime
+            items = group.items
+            if not items:  # they have left in the meantime
                 continue
-            for item in group.items:
+            for item in items:
                 item.values = row
+                outputs.append(StepOutput(item, _NO_TOKENS, is_finished=True))
                 if not is_number:
                     item.error = InternalError("The model's output for this request is not finite.")
-            self._prompt_tokens += group.num_tokens * len(group.items)
-            self._cached_tokens += group.num_tokens * (len(group.items) - 1)
-            outputs += _ended(group)
-        self._count_running()
+            num_tokens, count = group.num_tokens, len(items)
+            num_prompt += num_tokens * count
+            num_cached += num_tokens * (count - 1)
+        self._prompt_tokens += num_prompt
+        self._cached_tokens += num_cached
+        self._num_running -= len(outputs)
         return outputs
 
     def _make_room(self, step: _Step, failure: Failure) -> list[StepOutput[EncodingResult]]:
@@ -334,7 +339,6 @@ class EncodingCore:
         )
         left = [*step.groups, *(group for step in self._steps for group in step.groups)]
         self._steps = deque(self._packed(left))
-        self._count_running()
         return []
 
     def _try_again(self, step: _Step, failure: Failure) -> list[StepOutput[EncodingResult]]:
@@ -356,13 +360,5 @@ class EncodingCore:
         error = InternalError(failure.words, code=failure.code)
         for item in group.items:
             item.error = error
-        self._count_running()
-        return _ended(group)
-
-    def _count_running(self) -> None:
-        steps = [*self._steps, *(flight.step for flight in self._flights)]
-        self._num_running = sum(len(group.items) for step in steps for group in step.groups)
-
-
-def _ended(group: _Group) -> list[StepOutput[EncodingResult]]:
-    return [StepOutput(item, [], is_finished=True) for item in group.items]
+        self._num_running -= len(group.items)
+        return [StepOutput(item, _NO_TOKENS, is_finished=True) for item in group.items]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -85,6 +86,7 @@ class Recording:
         self.request = request
         self.num_frames = num_frames
         self.features: Tensor | None = None  # [mels, frames], while the recording runs
+        self.coming: Future[Tensor] | None = None  # its features, computed in a thread
         self.language = request.language if whisper_tokens.languages else ENGLISH
         self.seek = 0
         self.windows: list[Window] = []  # transcribed windows, including silent ones

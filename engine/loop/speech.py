@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +38,9 @@ from .runner import Readout
 from .whisper_rules import Chosen, DecodingState, WhisperRules, WrittenTokens
 
 logger = logging.getLogger(__name__)
+
+# A window takes about 6 ms of a core, and an H100 encodes some hundred windows a second.
+_FEATURE_THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
 
 
 class _Flight(NamedTuple):
@@ -94,6 +100,7 @@ class SpeechCore:
         )
         self._texts = WrittenTokens(runner.last_ids, whisper_tokens.first_timestamp)
         self._steps_ahead = steps_ahead
+        self._threads = ThreadPoolExecutor(_FEATURE_THREADS) if steps_ahead else None
         self._flights: deque[_Flight] = deque()  # the oldest first
         self._num_slots = num_slots
         self._free_slots = list(range(num_slots - 1, -1, -1))
@@ -137,6 +144,7 @@ class SpeechCore:
             self._land()
         if not self._suspects:
             self._reliability.note_good()
+        self._compute_features_ahead()
         return self._finish()
 
     def abort(self, unwanted: AbstractSet[object]) -> None:
@@ -178,6 +186,16 @@ class SpeechCore:
             window.slot = self._free_slots.pop()
             newcomers.append(window)
         return newcomers
+
+    def _compute_features_ahead(self) -> None:
+        """Start to compute the features of the next recordings; a window takes milliseconds."""
+        if self._threads is None:
+            return
+        following = islice(chain(self._urgent, self._waiting), self._runner.windows_at_once)
+        for recording in following:
+            if recording.features is None and recording.coming is None:
+                samples = recording.request.samples
+                recording.coming = self._threads.submit(self._extractor.features, samples)
 
     def _step_apart(self) -> list[StepOutput[SpeechResult]]:
         """Run the windows of a failed step to their ends, without other windows."""
@@ -269,7 +287,10 @@ class SpeechCore:
     def _hear(self, windows: list[Window]) -> None:
         num_frames = self._extractor.settings.window_frames
         for recording in (window.recording for window in windows):
-            if recording.features is None:
+            coming, recording.coming = recording.coming, None
+            if coming is not None:
+                recording.features = coming.result()
+            elif recording.features is None:
                 recording.features = self._extractor.features(recording.request.samples)
         features = torch.stack([window.features(num_frames) for window in windows])
         states = self._runner.encode([window.slot for window in windows], features)

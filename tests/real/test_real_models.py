@@ -189,6 +189,11 @@ def test_tiny_en_writes_what_transformers_writes(whisper_tiny_en: Path) -> None:
     model = WhisperForConditionalGeneration.from_pretrained(whisper_tiny_en, dtype=torch.float32)
     processor = WhisperProcessor.from_pretrained(whisper_tiny_en)
     batch = [SpeechRequest(samples, wants_segments=True) for samples in clips]
-    for samples, found in zip(clips, run(work_of(whisper_tiny_en), *batch), strict=True):
-        got = [list(segment.token_ids) for segment in found.result().segments]
+    waited_for, ahead = (
+        [one.result() for one in run(work_of(whisper_tiny_en, steps_ahead=count), *batch)]
+        for count in (0, 1)
+    )
+    assert ahead == waited_for
+    for samples, result in zip(clips, waited_for, strict=True):
+        got = [list(segment.token_ids) for segment in result.segments]
         assert got == reference_tokens((model.eval(), processor), samples)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from tidemill.engine.kernels import backends
 from tidemill.engine.kernels.step import host_buffer
 from tidemill.engine.kernels.triton import tiles
 from tidemill.engine.kernels.triton.attention import TritonAttention
+from tidemill.engine.loop import encoder_runner
 from tidemill.engine.loop.cuda_graphs import Capture
 from tidemill.engine.loop.encoding import EncodingCore
 from tidemill.engine.model.encoders.loaded_encoder import LoadedEncoder
@@ -130,6 +133,40 @@ def test_a_step_is_one_copy_and_one_launch(tmp_path: Path, monkeypatch: pytest.M
     _, num_steps = values(model, requests(60, 40), captures)
     assert len(buffers) == num_steps
     assert captures.num_replays + len(captures.graphs) == num_steps
+
+
+def test_a_sequence_costs_few_calls_on_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its request to its result, next to what its step costs: a device waits for the host."""
+    model = replace(loaded(save(tmp_path, "Bert")), backend=CapturableReference)
+    monkeypatch.setattr(
+        encoder_runner,
+        "encoded",
+        lambda _model, _own, batch: torch.zeros(len(batch.step.context_lengths), 8),
+    )
+
+    def calls_of(count: int) -> int:
+        sequences = [EncodingRequest([200 + number, 300]) for number in range(count)]
+        work = EncodingCore(model, 96, 48, 1)
+        num_calls = 0
+
+        def record(_frame: FrameType, event: str, _argument: object) -> None:
+            nonlocal num_calls
+            num_calls += event in ("call", "c_call")
+
+        sys.setprofile(record)
+        try:
+            for sequence in sequences:
+                work.add(sequence)
+            while work.step() is not None:
+                pass
+        finally:
+            sys.setprofile(None)
+        assert work.stats().steps == 1
+        return num_calls
+
+    assert (calls_of(48) - calls_of(8)) / 40 <= 22
 
 
 def test_programs_are_launched_for_sequences_and_not_for_tokens() -> None:

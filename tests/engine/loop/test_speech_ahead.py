@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.engine.speech_models import clip, run, save, work_over
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.loop.runner import Readout
+from tidemill.engine.media.audio_features import FeatureExtractor
 from tidemill.engine.model.speech.loading import LoadedSpeech, load_speech
 from tidemill.engine.model.speech.runner import SpeechRunner, TextStep
 from tidemill.engine.scheduling.sequence import Sampling
@@ -98,6 +101,23 @@ def test_each_step_is_launched_before_the_tokens_of_the_previous_one_arrive(
     assert counts.keys() == {0, 1}
     assert counts[0] == 1
     assert counts[1] > 20
+
+
+def test_features_are_computed_in_threads_before_they_are_needed(
+    model: LoadedSpeech, expected: list[SpeechResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only those of the first windows are not, and each recording has its features once."""
+    features, threads = FeatureExtractor.features, []
+
+    def recorded(own: FeatureExtractor, samples: NDArray[np.float32]) -> Tensor:
+        threads.append(threading.get_ident())
+        return features(own, samples)
+
+    monkeypatch.setattr(FeatureExtractor, "features", recorded)
+    recordings = run(work_over(model, num_slots=2, steps_ahead=1), *REQUESTS)
+    assert [one.result() for one in recordings] == expected
+    assert len(threads) == len(REQUESTS)
+    assert threads.count(threading.get_ident()) == 2
 
 
 def test_a_penalty_waits_for_its_text(
