@@ -36,7 +36,11 @@ from tidemill.engine.child_command import module_command
 ROOT: Final = Path(__file__).parents[1]
 SCRIPTS: Final = {
     str(ROOT / name)
-    for name in ("tests/offline/scripted.py", "tests/engine_process/scripted_engine.py")
+    for name in (
+        "tests/engine_process/scripted_engine.py",
+        "tests/offline/scripted.py",
+        "tests/server/local/serve_process.py",
+    )
 }
 COLD_VARIABLE: Final = "TIDEMILL_COLD_STARTS"
 # Neither `tidemill.handler`, whose logger reads the environment, nor `transformers`, which a warm
