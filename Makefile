@@ -336,7 +336,7 @@ smoke: $(INSTALLED_LOCAL)
 
 # Tests of time limits run first, without other tests in parallel; the rest run in more processes than
 # cores, because most tests wait for other processes (docs/explanation/testing.md).
-TEST_PROCESSES ?= 4
+TEST_PROCESSES ?= 3
 # Compiled modules are always kept, because tests start hundreds of processes.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --durations=30
 # Listed, so that the other files are not collected for these.

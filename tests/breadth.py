@@ -27,6 +27,9 @@ ONE_IN: Final[dict[str, dict[str, int]]] = {
     "tests/chaos/test_chaos.py": {
         "test_every_line_gets_its_row_once_and_in_order": 0,
     },
+    "tests/cli/test_early_stops.py": {
+        "test_a_signal_in_an_import_ends_a_command_in_one_line": 4,
+    },
     "tests/demo/test_speech.py": {
         "test_it_writes_down_held_out_digits": 2,
     },

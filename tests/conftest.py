@@ -57,6 +57,8 @@ disk_cache.cache_folder = lambda: None if (folder := _cache_folder()) == SHARED_
 
 share_authorities()
 start_server = warm_start.install()
+# With so many, some start processes of `tidemill`.
+MANY_TESTS = 2_000
 
 # A shell's background job ignores Ctrl-C, and so would everything that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -85,11 +87,14 @@ def pytest_collection() -> Generator[None, object, object]:
 
 # After pytest-randomly, which shuffles modules, and the tests within each.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
     """Leave breadth to `make test-all`, and start the slowest groups first."""
     mark_breadth(items)
     yield
     items.sort(key=lambda item: place_of(item.nodeid))
+    start_server(is_wanted=len(items) > MANY_TESTS and not config.option.collectonly)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling:

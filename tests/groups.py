@@ -9,10 +9,13 @@ xdist's own group marks have no effect with pytest 9.2, see pytest-dev/pytest-xd
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import PurePath
-from typing import Final
+from typing import Any, Final
 
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 GROUPS: Final = (
     ("tests/engine/kernels/triton/test_compile_all.py",),
@@ -49,18 +52,39 @@ class GroupScheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
 
+    def add_node_collection(self, node: WorkerController, collection: Sequence[str]) -> None:
+        """Keep the tests of a process in a list that finds each at once, among thousands."""
+        super().add_node_collection(node, collection)
+        if node in self.registered_collections:
+            self.registered_collections[node] = _Indexed(collection)
+
+
+class _Indexed(list[str]):
+    def __init__(self, values: Iterable[str]) -> None:
+        super().__init__(values)
+        self._places = {value: place for place, value in enumerate(self)}
+
+    def index(self, value: str, *_: Any) -> int:
+        return self._places[value]
+
 
 def place_of(nodeid: str) -> int:
     """Return the rank of a test's group; unlisted ones come last."""
-    file = _file_of(nodeid)
+    return _place_of_file(nodeid.partition("::")[0])
+
+
+@cache
+def _place_of_file(name: str) -> int:
+    file = PurePath(name)
     return next((_PLACES[each] for each in (file, *file.parents) if each in _PLACES), len(GROUPS))
 
 
 def group_of(nodeid: str) -> str:
     """Return the name of a test's group."""
-    place = place_of(nodeid)
-    return GROUPS[place][0] if place < len(GROUPS) else str(_file_of(nodeid))
+    return _group_of_file(nodeid.partition("::")[0])
 
 
-def _file_of(nodeid: str) -> PurePath:
-    return PurePath(nodeid.partition("::")[0])
+@cache
+def _group_of_file(name: str) -> str:
+    place = _place_of_file(name)
+    return GROUPS[place][0] if place < len(GROUPS) else name

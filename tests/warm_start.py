@@ -3,7 +3,7 @@
 Imports take up to three seconds of CPU time in each process. A server (`python -m tests.warm_start
 FD`) imports once, and clones itself for each command. With CLONE_PARENT the new process is a child
 of the one that asked: waiting, signals and process groups are as usual. The server starts after the
-first test that could have used it.
+collection of thousands of tests, or after the first test that could have used it.
 
 A command is started as usual on other systems, with other settings of Python or of a library, and
 if `TIDEMILL_COLD_STARTS` is set, as it is for `make test-all` and for tests of time limits.
@@ -36,7 +36,11 @@ from tidemill.engine.child_command import module_command
 ROOT: Final = Path(__file__).parents[1]
 SCRIPTS: Final = {
     str(ROOT / name)
-    for name in ("tests/offline/scripted.py", "tests/engine_process/scripted_engine.py")
+    for name in (
+        "tests/engine_process/scripted_engine.py",
+        "tests/offline/scripted.py",
+        "tests/server/local/serve_process.py",
+    )
 }
 COLD_VARIABLE: Final = "TIDEMILL_COLD_STARTS"
 # Neither `tidemill.handler`, whose logger reads the environment, nor `transformers`, which a warm
@@ -130,9 +134,9 @@ class WarmStarts:
                 self._is_ready = bool(self._connection.recv(1, socket.MSG_DONTWAIT))
         return self._is_ready
 
-    def start_wanted(self) -> None:
+    def start_wanted(self, *, is_wanted: bool = False) -> None:
         """Start the server if it is wanted, in the main thread: its processes may end with it."""
-        if not self._is_wanted or self._connection is not None:
+        if not (is_wanted or self._is_wanted) or self._connection is not None:
             return
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -166,12 +170,12 @@ class WarmStarts:
 _KEPT_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def install(connection: socket.socket | None = None) -> Callable[[], None]:
-    """Start commands of this process from a server; return what starts it, if it is wanted."""
+def install(connection: socket.socket | None = None) -> Callable[..., None]:
+    """Start commands of this process from a server; return `start_wanted`, which starts that."""
+    if sys.platform != "linux" or platform.machine() not in _CLONES or COLD_VARIABLE in os.environ:
+        return lambda **_: None
     starts = WarmStarts(subprocess._fork_exec, connection)  # type: ignore[attr-defined]
-    is_possible = sys.platform == "linux" and platform.machine() in _CLONES
-    if is_possible and COLD_VARIABLE not in os.environ:
-        subprocess._fork_exec = starts.fork_exec  # type: ignore[attr-defined]
+    subprocess._fork_exec = starts.fork_exec  # type: ignore[attr-defined]
     return starts.start_wanted
 
 

@@ -29,12 +29,12 @@ def test_twenty_requests_run_and_are_deleted(
     answer_and_clear_away(client, tmp_path / "in.jsonl", url, endpoint, body)
 
 
-def test_five_thousand_requests_are_cancelled_on_the_way(
+def test_thousands_of_requests_are_cancelled_on_the_way(
     client: openai.OpenAI, tmp_path: Path
 ) -> None:
     """Finished rows are kept and counted; the files can be deleted."""
     body = {"model": demo.NAME, **CHAT, "max_tokens": 64, "ignore_eos": True}
-    bodies = [{**body, "temperature": 1, "seed": seed} for seed in range(5_000)]
+    bodies = [{**body, "temperature": 1, "seed": seed} for seed in range(2_000)]
     cancel_on_the_way(client, tmp_path / "in.jsonl", bodies)
 
 

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -53,25 +53,38 @@ async def well() -> bool:
 
 async def until(condition: Callable[[], object]) -> None:
     """Wait for what a worker in this process does."""
-    pauses = _pauses(0.02, 0.1)
+    looks = _Looks(condition, 0.02, 0.1)
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():  # noqa: ASYNC110 - it may look at the emulator
-            await asyncio.sleep(next(pauses))
+        while (pause := looks.pause()) is not None:  # noqa: ASYNC110 - it may look at the emulator
+            await asyncio.sleep(pause)
 
 
 def wait_for(condition: Callable[[], object], words: Callable[[], str] = str) -> None:
     """Wait for what another process does; `words` tell what there is instead."""
-    pauses, deadline = _pauses(0.05, 0.25), time.monotonic() + PATIENCE_SECONDS
-    while not condition():
+    looks, deadline = _Looks(condition, 0.05, 0.25), time.monotonic() + PATIENCE_SECONDS
+    while (pause := looks.pause()) is not None:
         assert time.monotonic() < deadline, words()
-        time.sleep(next(pauses))
+        time.sleep(pause)
 
 
-def _pauses(first: float, longest: float) -> Iterator[float]:
-    """Yield seconds between looks that grow longer: a look takes as much CPU as a small batch."""
-    while True:
-        yield first
-        first = min(1.2 * first, longest)
+@dataclass
+class _Looks:
+    """Looks at a condition, with pauses that grow to the longest: a look may ask the emulator.
+
+    Such a look takes as much CPU as a small batch, so that nine tenths of the time are pauses.
+    """
+
+    condition: Callable[[], object]
+    next: float
+    longest: float
+
+    def pause(self) -> float | None:
+        """Return the seconds until the next look, or None once the condition holds."""
+        began = time.perf_counter()
+        if self.condition():
+            return None
+        pause, self.next = self.next, min(1.2 * self.next, self.longest)
+        return max(pause, min(1.0, 9 * (time.perf_counter() - began)))
 
 
 def to_line(number: int, body: dict[str, Any]) -> bytes:
