@@ -30,6 +30,16 @@ def obstacles(page: Page) -> list[str]:
     ]
 
 
+def check_looks(page: Page) -> None:
+    """Check what the tab shows on a desktop and on a phone, in the light and in the dark."""
+    for width in (1280, 375):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, width
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            assert obstacles(page) == [], (width, scheme)
+
+
 @cache
 def _axe() -> str:
     if not _AXE.exists():
