@@ -109,7 +109,7 @@ class ScriptedEngine:
             if seconds := self.service_seconds + body.get("wait", 0):
                 await asyncio.sleep(seconds)
             await pass_gate(body)
-            reply = self._act(body, request_id, created)
+            reply = self._act(_labelled(body) if self.labels else body, request_id, created)
             if self.is_hung:
                 await asyncio.Event().wait()
             self.steps += 1
@@ -164,8 +164,6 @@ class ScriptedEngine:
             raise (MachineFailed if "machine" in body else EngineError)(body["fail"])
         if "raise" in body:
             raise ValueError(body["raise"])
-        if self.labels:
-            body = _labelled(body)
         if (status := _status_of(body)) != 200:
             error = {
                 "message": "The body requested this error.",
@@ -195,7 +193,7 @@ def _labelled(body: dict[str, Any]) -> dict[str, Any]:
     text = body["messages"][-1]["content"]
     if "temperature" in text and "temperature" not in body:
         return {"status": 500}
-    label = "positive" if "good" in text else f"negative, because of {text.split()[-1]}"
+    label = "positive" if "good" in text.lower() else f"negative, because of {text.split()[-1]}"
     choice = {"index": 0, "message": {"role": "assistant", "content": label}}
     return {"choices": [choice | {"finish_reason": "stop"}]}
 

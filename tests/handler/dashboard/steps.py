@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,16 @@ def check_looks(page: Page) -> None:
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
             assert obstacles(page) == [], (width, scheme)
+
+
+def take_picture(page: Page, name: str, height: int) -> None:
+    """Take a picture of the page for the documentation, if `PICTURES` names a folder for it."""
+    folder = os.environ.get("PICTURES")
+    if folder:
+        page.set_viewport_size({"width": 1000, "height": height})
+        page.emulate_media(color_scheme="light")
+        page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+        page.screenshot(path=Path(folder) / f"{name}.png", animations="disabled")
 
 
 @cache

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 
 from tests.emulators import MODEL
 from tests.handler.dashboard.mill import control_running, worker_running
-from tests.handler.dashboard.steps import check_looks, obstacles, sign_in
+from tests.handler.dashboard.steps import check_looks, sign_in, take_picture
 from tests.handler.intake.rig import Cloud
 from tidemill.batch.fleet import WorkerRate
 
@@ -51,6 +51,8 @@ def test_a_table_of_reviews_becomes_a_table_of_labels(
         )
         write_prompt(page)
         page.get_by_label("Complete within").select_option("an hour")
+        page.get_by_label("Unknown parameters").select_option("refuse the file")
+        expect(page.get_by_role("button", name="Try 50 rows first")).to_be_enabled()
         page.get_by_role("button", name="Try 50 rows first").click()
         expect(page.get_by_role("heading", name="reviews.csv (first 50 rows)")).to_be_visible()
         expect(status).to_have_text("Completed", timeout=SECONDS)
@@ -66,6 +68,7 @@ def test_a_table_of_reviews_becomes_a_table_of_labels(
         expect(page.locator("#first-rows .request").first).to_contain_text("textGood at any")
         expect(page.locator("#errors table").get_by_role("rowheader")).to_have_text("60")
         check_looks(page)
+        take_picture(page, "dashboard-failed", 900)
         assert downloaded(page, "Download output").count(b"\n") == 497
         assert downloaded(page, "Download errors").count(b"\n") == 3
         retry(page)
@@ -78,10 +81,13 @@ def test_a_table_of_reviews_becomes_a_table_of_labels(
     table = csv.DictReader(io.StringIO(downloaded(page, "Download table").decode()))
     labels = ["positive"] * 500
     labels[20] = "negative, because of zebra"
-    assert [(row["text"], row["response"]) for row in table] == [*zip(REVIEWS, labels, strict=True)]
+    assert [(row["text"], row["output_text"]) for row in table] == [
+        *zip(REVIEWS, labels, strict=True)
+    ]
     batches = cloud.run(cloud.deployment.table.list_batches("lab", limit=10))[0]
     assert sorted(batch.num_rows for batch in batches) == [3, 50, 500]
-    assert {batch.options.completion_window for batch in batches} == {"1h", "24h"}
+    assert {batch.options.completion_window for batch in batches} == {"1h"}
+    assert all(batch.options.strict_parameters for batch in batches if batch.retry is None)
 
 
 def write_prompt(page: Page) -> None:
@@ -99,6 +105,7 @@ def write_prompt(page: Page) -> None:
     page.get_by_label("Column of row IDs").fill("id")
     expect(page.locator("#estimate")).to_contain_text("Cost, USD")
     check_looks(page)
+    take_picture(page, "dashboard-check", 1050)
 
 
 def retry(page: Page) -> None:
@@ -121,4 +128,5 @@ def find_the_zebra(page: Page) -> None:
     expect(request.get_by_text("Label: It came")).to_be_hidden()
     request.get_by_text("Request", exact=True).click()
     expect(request.get_by_text("Label: It came")).to_be_visible()
-    assert obstacles(page) == []
+    check_looks(page)
+    take_picture(page, "dashboard-rows", 560)
