@@ -189,7 +189,7 @@ class ScriptedEngine:
 
 
 def _labelled(body: dict[str, Any]) -> dict[str, Any]:
-    """Return a script by the last message: a label, or an error if it asks for a temperature."""
+    """Return a script by the last message: a label, or an error if it mentions a temperature."""
     text = body["messages"][-1]["content"]
     if "temperature" in text and "temperature" not in body:
         return {"status": 500}

@@ -22,7 +22,7 @@ new MutationObserver((_, observer) => {
 """
 
 
-def test_every_view_suits_everybody(page: Page, cloud: Cloud, new_key: NewKey) -> None:
+def test_every_view_suits_everyone(page: Page, cloud: Cloud, new_key: NewKey) -> None:
     """Names, roles, order and contrast; no view is wider than the screen, whatever a file's name.
 
     Rows, a retry, a month and the check of a file are in the tests of these.

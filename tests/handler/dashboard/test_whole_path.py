@@ -1,4 +1,4 @@
-"""From a CSV of reviews to a table of labels, as somebody who has never seen the page goes."""
+"""From a CSV of reviews to a table of labels, as a person goes who has never seen the page."""
 
 from __future__ import annotations
 
