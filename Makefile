@@ -202,6 +202,7 @@ programs: $(INSTALLED_PROGRAMS)
 
 screenshots: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER)
 	$(BIN)/python -m tests.handler.dashboard.screenshots
+	PICTURES=docs/images $(BIN)/python -m pytest -q tests/handler/dashboard/test_whole_path.py
 	$(BIN)/python -m tools.session_picture
 
 charts: $(INSTALLED_VENV)

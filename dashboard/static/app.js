@@ -33,10 +33,17 @@ function pathOfView() {
 /** Fetch the view that the address names and replace the present one. */
 async function open() {
   clearTimeout(timer);
-  shown = pathOfView();
+  const path = (shown = pathOfView());
+  const busy = (isBusy) => find("#content").setAttribute("aria-busy", isBusy);
+  busy(true);
   try {
-    if (!(await load(shown, "#content", { onPut: enterView }))) return;
+    if (!(await load(path, "#content", { onPut: enterView }))) {
+      if (path === shown) busy(false);
+      return;
+    }
+    busy(false);
   } catch (problem) {
+    busy(false);
     showMissing(problem.message);
     return;
   }

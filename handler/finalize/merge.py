@@ -7,6 +7,7 @@ their IDs.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import Any, Final
 from tidemill.batch.file.formats import stream_of
 from tidemill.batch.file.lines import FormatError, read_lines
 from tidemill.batch.file.row_order import rows_of_lines
+from tidemill.batch.merged_rows import merged_indexes, merged_key
 from tidemill.batch.model import Batch, BatchError, Source
 from tidemill.batch.object_keys import moved_outputs, result_file_id
 from tidemill.batch.result_kinds import ERRORS, KINDS, OUTPUT, ResultKind
@@ -32,6 +34,8 @@ from .result_files import BATCH_ID, find_made, record_file
 from .upload_results import TableNotMade, count_try, dump_questions, upload_object
 
 _WAIT_SECONDS: Final = 5.0
+# Rows of larger batches cannot be listed after a merge: only their files contain them.
+_MAX_INDEXED: Final = 2_000_000
 _CODE: Final = "merge_failed"
 
 
@@ -68,11 +72,11 @@ def _merge(lock: BatchLock, other: BatchLock) -> None:
         other.check_deadline()
 
     runs = [aws.run(row_sources(deployment, each)) for each in (lock.batch, old)]
-    counts: dict[ResultKind, int] = {}
+    rows_of: dict[ResultKind, _Indexed] = {}
     changes: dict[str, object] = {}
     merged: list[Source] = []
     for kind in KINDS:
-        rows = _Counted(_merged_rows(lock, old, runs, kind, look))
+        rows = rows_of[kind] = _Indexed(_merged_rows(lock, old, runs, kind, look))
         first = next(filter(None, rows), None)
         file_id = None
         if first is not None:
@@ -81,30 +85,47 @@ def _merge(lock: BatchLock, other: BatchLock) -> None:
             file_id = result_file_id(lock.batch.id, f"{kind.name} of {old.id}")
             record_file(other, file_id, key, found)
             merged.append(_source_of(deployment.bucket.name, key, found))
-        counts[kind] = rows.num_rows
         changes |= kind.fields(file_id=file_id)
-    made = merged_counts(old, counts[OUTPUT], counts[ERRORS])
+    made = merged_counts(old, rows_of[OUTPUT].num_rows, rows_of[ERRORS].num_rows)
     changes |= made | {"final": dump(made["final"])}
     changes |= _table_changes(lock, other, merged, look)
+    file_ids: dict[str, Any] = {name: changes[name] for name in ("output_file_id", "error_file_id")}
+    _put_indexes(lock, replace(old, **file_ids), rows_of)
     other.renew()
     other.change(**changes)
     _remove_stale(lock, old, changes)
 
 
-class _Counted:
-    """Iterates rows and counts them."""
+class _Indexed:
+    """Iterates rows, counts them, and notes the line and the size of each."""
 
-    def __init__(self, rows: Iterator[bytes]) -> None:
+    def __init__(self, rows: Iterator[tuple[int, bytes]]) -> None:
         self._rows = rows
         self.num_rows = 0
+        self.lines, self.sizes = array("q"), array("q")
 
     def __iter__(self) -> Iterator[bytes]:
         return self
 
     def __next__(self) -> bytes:
-        row = next(self._rows)
+        line, row = next(self._rows)
         self.num_rows += bool(row)
+        if row and self.num_rows <= _MAX_INDEXED:
+            self.lines.append(line)
+            self.sizes.append(len(row))
         return row
+
+
+def _put_indexes(lock: BatchLock, old: Batch, rows_of: Mapping[ResultKind, _Indexed]) -> None:
+    """Write where the rows of each shard are in the files of the retried batch."""
+    if any(rows.num_rows > _MAX_INDEXED for rows in rows_of.values()):
+        return
+    aws, deployment = lock.aws, lock.deployment
+    shards = aws.run(deployment.table.list_shards(old.id))
+    places = {kind: (rows.lines, rows.sizes) for kind, rows in rows_of.items()}
+    for number, data in merged_indexes(shards, places):
+        lock.check_deadline()
+        aws.run(deployment.bucket.put(merged_key(old, number), data, "application/json"))
 
 
 def _merged_rows(
@@ -113,14 +134,15 @@ def _merged_rows(
     runs: Sequence[Sequence[Source]],
     kind: ResultKind,
     look: Callable[[], None],
-) -> Iterator[bytes]:
-    """Yield the newest row of each line of the retried batch, and nothing for another kind's."""
+) -> Iterator[tuple[int, bytes]]:
+    """Yield each line of the retried batch with its newest row, which is empty for another kind."""
     with ExitStack() as stack:
         lines = read_lines(stream_of(requests_of(lock.aws, lock.deployment, old)))
         files = [open_rows(lock.aws, stack, run, look) for run in runs]
-        for _, row in rows_of_lines(lines, files, are_requests=have_only_requests(old)):
+        for raw, row in rows_of_lines(lines, files, are_requests=have_only_requests(old)):
             look()
-            yield row if row and is_success(row) == (kind is OUTPUT) else b""
+            is_own = row is not None and is_success(row) == (kind is OUTPUT)
+            yield raw.number, row if row and is_own else b""
 
 
 def _own_key(lock: BatchLock, old: Batch, key_of: Callable[[Batch], str]) -> str:

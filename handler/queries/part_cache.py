@@ -6,7 +6,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 from threading import Lock
 from typing import NamedTuple, Self
 
@@ -40,12 +40,18 @@ class PartRows:
 
     @classmethod
     def from_segment(
-        cls, rows: Sequence[tuple[int, int]], kind: RowKind, truncated: Collection[int] = ()
+        cls,
+        rows: Sequence[tuple[int, int]],
+        kind: RowKind,
+        truncated: Collection[int] = (),
+        *,
+        start: int = 0,
     ) -> Self:
         """Return the cache entry for a segment, from line and bytes of each row."""
         lines = array("q", (line for line, _ in rows))
         kinds = bytes(RowKind.TRUNCATED if line in truncated else kind for line in lines)
-        return cls(0, lines, array("q", accumulate(num_bytes for _, num_bytes in rows)), kinds)
+        ends = accumulate((num_bytes for _, num_bytes in rows), initial=start)
+        return cls(start, lines, array("q", islice(ends, 1, None)), kinds)
 
     def of_kinds(self, kinds: Collection[int]) -> Iterator[Place]:
         """Yield the rows of some kinds."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Final, NamedTuple
 
-from tidemill.batch.model import Batch, Shard, ShardStatus
+from tidemill.batch.model import Batch, Shard
 
 from ..aws.sync import Aws
 from ..deployment import Deployment
@@ -109,8 +109,7 @@ def read_results(
 ) -> Results:
     """Return the finished rows after a line, in line order, at most `limit`.
 
-    Raises WorkGone if they have been deleted or merged with those of a retry, and NotIndexed if
-    another call will find them.
+    Raises WorkGone if they have been deleted, and NotIndexed if another call will find them.
     """
     finder, picks = RowFinder(aws, deployment, batch, cache), _Selection(limit)
     reach = _CompletePrefix(after_line)
@@ -119,7 +118,7 @@ def read_results(
         finder, shards_behind(aws, deployment, batch, after_line)
     ):
         try:
-            found = finder.find(shard) if may_have_rows(shard) else {}
+            found = finder.find(shard) if finder.may_have_rows(shard) else {}
         except NotIndexed:
             if not picks.places:
                 raise
@@ -137,7 +136,7 @@ def read_results(
         )
         if has_more:
             break
-    return Results(read_places(aws, deployment, picks.places), reach.through, has_more)
+    return Results(read_places(finder, picks.places), reach.through, has_more)
 
 
 def shards_behind(
@@ -178,20 +177,13 @@ def listed_shards(
     """Yield the shards and their last lines, once their objects are listed."""
     num_at_once = 1  # one reply rarely needs two
     while some := list(islice(shards, num_at_once)):
-        finder.list_objects([shard for shard, _ in some if may_have_rows(shard)])
+        finder.list_objects([shard for shard, _ in some if finder.may_have_rows(shard)])
         yield from some
         num_at_once = _NUM_LISTED_AT_ONCE
 
 
-def may_have_rows(shard: Shard) -> bool:
-    """Return whether a shard may have parts, perhaps ones that the table does not know yet."""
-    if shard.status is ShardStatus.DONE:
-        return bool(shard.output_sizes or shard.error_sizes)
-    return shard.fence > 0
-
-
 def read_places(
-    aws: Aws, deployment: Deployment, places: Sequence[tuple[str, Place]]
+    finder: RowFinder, places: Sequence[tuple[str, Place]]
 ) -> list[tuple[int, bytes | None]]:
     """Return the rows at these places; neighbouring rows are read together."""
     ranges: list[list[tuple[str, Place]]] = []
@@ -204,10 +196,12 @@ def read_places(
             near = open_ranges[key] = []
             ranges.append(near)
         near.append((key, place))
-    bucket = deployment.bucket
+    bucket, versions = finder.deployment.bucket, finder.versions
     try:
-        bodies = aws.run_all(
-            bucket.get_range(near[0][0], near[0][1].start, near[-1][1].end) for near in ranges
+        bodies = finder.aws.run_all(
+            bucket.get_range(key, near[0][1].start, near[-1][1].end, versions.get(key))
+            for near in ranges
+            for key in [near[0][0]]
         )
     except NotThere as exc:
         raise WorkGone(str(exc)) from exc

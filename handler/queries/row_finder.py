@@ -1,6 +1,7 @@
 """Finds the rows of a shard: in the segments of its commit, or before that in its parts.
 
-The parts of a running shard are listed, and the header of each is read once.
+The parts of a running shard are listed, and the header of each is read once. If the rows of a
+retry were merged, they are in the files of the batch.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tidemill.batch.errors import BadPart, HandlerError
+from tidemill.batch.merged_rows import RowRun, decode_merged_index, merged_key
 from tidemill.batch.model import Batch, Shard, ShardStatus
 from tidemill.batch.object_keys import part_prefix
 from tidemill.batch.parts import RowKind
@@ -44,7 +46,8 @@ class NotIndexed(HandlerError):
 class RowFinder:
     """Finds the rows of one batch for one reply, within its limits.
 
-    Raises WorkGone for a batch whose rows were merged with those of a retry.
+    `versions` are those of the objects that may be replaced. Raises WorkGone for a batch whose
+    files were deleted.
     """
 
     aws: Aws
@@ -52,15 +55,33 @@ class RowFinder:
     batch: Batch
     cache: PartCache
     heads_left: int = MAX_HEADS
+    versions: dict[str, str | None] = field(default_factory=dict)
     _keys: dict[int, list[str]] = field(default_factory=dict)
+    _files: dict[ResultKind, str] = field(default_factory=dict)
+    _is_merged: bool = False
 
     def __post_init__(self) -> None:
-        if has_merged_rows(self.batch):
-            raise WorkGone(f"rows of {self.batch.id} from before its retry")
+        self._is_merged = has_merged_rows(self.batch)
+        if self._is_merged:
+            self._find_files()
+
+    def may_have_rows(self, shard: Shard, kinds: Collection[RowKind] = _ALL_KINDS) -> bool:
+        """Return whether a shard may have such rows, perhaps ones that the table does not know."""
+        if self._is_merged:
+            return True
+        if shard.status is not ShardStatus.DONE:
+            return shard.fence > 0
+        has_failed = bool(shard.error_sizes) and RowKind.FAILED in kinds
+        if RowKind.WHOLE in kinds:
+            return has_failed or bool(shard.output_sizes)
+        is_truncated = bool(shard.output_sizes) and shard.progress.truncated > 0
+        return has_failed or (is_truncated and RowKind.TRUNCATED in kinds)
 
     def list_objects(self, shards: Sequence[Shard]) -> None:
         """List the objects that contain the rows of these shards, concurrently."""
-        running = []
+        running: list[Shard] = []
+        if self._is_merged:
+            return
         for shard in shards:
             if shard.status is ShardStatus.DONE:
                 self._keys[shard.number] = [key for kind in KINDS for key in _segments(kind, shard)]
@@ -82,6 +103,8 @@ class RowFinder:
         Rows of other kinds are left out. Raises NotIndexed, and WorkGone if sealed rows are
         missing.
         """
+        if self._is_merged:
+            return self._find_merged(shard, kinds)
         keys = self._keys[shard.number]
         unknown = [key for key in keys if self.cache.part(key) is None]
         if unknown and shard.status is ShardStatus.DONE:
@@ -102,10 +125,54 @@ class RowFinder:
             return found
         return {line: row for line, row in found.items() if row[1].kind in kinds}
 
-    def _read_seal(self, shard: Shard) -> None:
+    def _find_files(self) -> None:
+        """Find the files of a merged batch."""
+        files = self.deployment.files
+        for kind in KINDS:
+            file_id = kind.field(self.batch, "file_id")
+            file = self.aws.run(files.get_file(file_id)) if file_id else None
+            if file is not None:
+                self._files[kind] = file.key
+                self.versions[file.key] = file.version_id
+
+    def _find_merged(
+        self, shard: Shard, kinds: Collection[RowKind]
+    ) -> dict[int, tuple[str, Place]]:
+        """Return the same for a batch with the rows of a retry."""
+        index = merged_key(self.batch, shard.number)
+        parts = {kind: self.cache.part(f"{index}/{kind.name}") for kind in KINDS}
+        if None in parts.values():
+            self._read_merged_index(shard, index)
+            parts = {kind: self.cache.part(f"{index}/{kind.name}") for kind in KINDS}
+        return {
+            place.line: (self._files[kind], place)
+            for kind, part in parts.items()
+            if part is not None and kind in self._files
+            for place in part.of_kinds(kinds)
+        }
+
+    def _read_merged_index(self, shard: Shard, key: str) -> None:
+        self._count_head(shard)
+        try:
+            found = decode_merged_index(self.aws.run(self.deployment.bucket.get(key)))
+        except (BadPart, NotThere) as exc:
+            raise WorkGone(f"rows of shard {shard.number} of {self.batch.id}") from exc
+        runs: list[tuple[ResultKind, RowRun, RowKind]] = [
+            (OUTPUT, found.output, RowKind.SUCCESS),
+            (ERRORS, found.errors, RowKind.FAILED),
+        ]
+        for kind, run, row_kind in runs:
+            rows = PartRows.from_segment(run.rows, row_kind, start=run.start)
+            self.cache.put_part(f"{key}/{kind.name}", rows)
+
+    def _count_head(self, shard: Shard) -> None:
+        """Count an index that is read; raises NotIndexed after too many."""
         if self.heads_left == 0:
             raise NotIndexed(f"shard {shard.number} of {self.batch.id}")
         self.heads_left -= 1
+
+    def _read_seal(self, shard: Shard) -> None:
+        self._count_head(shard)
         try:
             seal = self.aws.run(self.deployment.bucket.read_seal(shard))
         except (BadPart, NotThere) as exc:

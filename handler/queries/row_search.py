@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from tidemill.batch.model import Batch, Shard, ShardStatus
+from tidemill.batch.model import Batch
 from tidemill.dashboard.row_query import RowQuery
 from tidemill.dashboard.rows_page import SEARCHED_BYTES, StoredRows
 
 from ..aws.sync import Aws
 from ..deployment import Deployment
 from .part_cache import PartCache, Place
-from .results import MAX_BYTES, MAX_RANGES, listed_shards, may_have_rows, read_places, shards_behind
+from .results import MAX_BYTES, MAX_RANGES, listed_shards, read_places, shards_behind
 from .row_finder import NotIndexed, RowFinder
 
 _MAX_SHARDS: Final = 2048
@@ -45,11 +45,11 @@ def search_rows(
     for shard, last_line in listed_shards(finder, shards):
         num_shards += 1
         try:
-            found = finder.find(shard, kinds) if _may_match(shard, query) else {}
+            found = finder.find(shard, kinds) if finder.may_have_rows(shard, kinds) else {}
         except NotIndexed:
             return search.stopped(through)
         for chunk in search.chunks(found, after):
-            search.add(chunk, read_places(aws, deployment, chunk))
+            search.add(chunk, read_places(finder, chunk))
             through = chunk[-1][1].line
             if search.is_full:
                 return search.page()
@@ -125,12 +125,3 @@ class _Search:
     def ended(self, through: int) -> StoredRows:
         """Return the last rows."""
         return StoredRows(self.rows, through)
-
-
-def _may_match(shard: Shard, query: RowQuery) -> bool:
-    """Return whether a shard may have rows of the status; a running one may have any."""
-    if shard.status is not ShardStatus.DONE or not query.status:
-        return may_have_rows(shard)
-    if query.status == "failed":
-        return bool(shard.error_sizes)
-    return bool(shard.output_sizes) and (query.status == "ok" or shard.progress.truncated > 0)

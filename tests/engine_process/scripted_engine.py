@@ -18,6 +18,8 @@
 | `block` | the event loop blocks for this many seconds, as during long work |
 | `freeze` | the process stops, as under SIGSTOP |
 
+With `--labels`, chats are answered with a label of their last message.
+
 Any other body is answered with `{"id", "created", "echo": body}` and a usage of 10 prompt tokens, 4
 of them cached, and 3 of completion.
 """
@@ -87,6 +89,7 @@ class ScriptedEngine:
     is_blocked: bool = False
     endpoints: tuple[str, ...] = ()
     ill_after: Path | None = None
+    labels: bool = False
     free: asyncio.Semaphore | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,7 +109,7 @@ class ScriptedEngine:
             if seconds := self.service_seconds + body.get("wait", 0):
                 await asyncio.sleep(seconds)
             await pass_gate(body)
-            reply = self._act(body, request_id, created)
+            reply = self._act(_labelled(body) if self.labels else body, request_id, created)
             if self.is_hung:
                 await asyncio.Event().wait()
             self.steps += 1
@@ -185,6 +188,16 @@ class ScriptedEngine:
             self.journal.note(name, event)
 
 
+def _labelled(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a script by the last message: a label, or an error if it mentions a temperature."""
+    text = body["messages"][-1]["content"]
+    if "temperature" in text and "temperature" not in body:
+        return {"status": 500}
+    label = "positive" if "good" in text.lower() else f"negative, because of {text.split()[-1]}"
+    choice = {"index": 0, "message": {"role": "assistant", "content": label}}
+    return {"choices": [choice | {"finish_reason": "stop"}]}
+
+
 def _status_of(body: dict[str, Any]) -> int:
     """Return the body's status: an error for a model that is not among the sure ones."""
     is_unsure = "sure" in body and body["model"] not in body["sure"]
@@ -222,6 +235,7 @@ def main() -> None:
     parser.add_argument(
         "--ill-after", type=Path, help="it dies of anything once this file is there"
     )
+    parser.add_argument("--labels", action="store_true", help="label the chats")
     parser.add_argument("--say", metavar="WORDS", help="print this to both standard streams")
     options, _ = parser.parse_known_args()
 
@@ -244,6 +258,7 @@ def main() -> None:
             model,
             endpoints=tuple(options.endpoint),
             ill_after=options.ill_after,
+            labels=options.labels,
         )
 
     serve(

@@ -16,7 +16,7 @@ from localstack.event_source_mapping import EventSourceMapping
 from tests.emulators import MODEL
 from tests.handler.intake.rig import Cloud, line_of
 from tests.handler.worker.rig import Rig
-from tidemill.handler.lambdas import control
+from tidemill.handler.lambdas import control, intake
 
 
 def file_of(scripts: Sequence[dict[str, Any]]) -> bytes:
@@ -29,11 +29,15 @@ def file_of(scripts: Sequence[dict[str, Any]]) -> bytes:
 
 @contextmanager
 def control_running(cloud: Cloud) -> Iterator[None]:
-    """Let the control Lambda answer its queues until the block is left."""
-    stop = Event()
+    """Let the Lambdas answer their queues until the block is left."""
+    stop, here = Event(), cloud.deployment
     threads = [
-        Thread(target=EventSourceMapping(queue.url, "control", _control, 900).run, args=(stop,))
-        for queue in (cloud.deployment.control, cloud.deployment.drops)
+        Thread(target=EventSourceMapping(queue.url, name, handler, 900).run, args=(stop,))
+        for queue, name, handler in (
+            (here.control, "control", _control),
+            (here.drops, "control", _control),
+            (here.intake, "intake", intake.handler),
+        )
     ]
     for thread in threads:
         thread.start()
@@ -46,10 +50,10 @@ def control_running(cloud: Cloud) -> Iterator[None]:
 
 
 @contextmanager
-def worker_running(cloud: Cloud, folder: Path) -> Iterator[None]:
-    """Run a worker until the block is left."""
+def worker_running(cloud: Cloud, folder: Path, *engine: str) -> Iterator[None]:
+    """Run a worker until the block is left; `engine` are options of the scripted engine."""
     rig = Rig(cloud.emulator, folder, cloud.deployment, dict(cloud.environment))
-    process = rig.start()
+    process = rig.start(engine=engine)
     try:
         yield
     finally:

@@ -1,16 +1,14 @@
 """Takes the pictures of the documentation: `make screenshots`, some minutes.
 
 They are of a cloud as `make demo` runs it, of the demo model at work; nothing in them is made up.
+The test of the whole path takes those of a table.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Browser, Page
@@ -74,19 +72,6 @@ def take(page: Page, name: str) -> None:
     page.close()
 
 
-def show_upload(browser: Browser, cloud: LocalCloud, folder: Path) -> None:
-    """Take the picture of an upload at its middle: parts behind the third are held."""
-    file = folder / "support-tickets.jsonl"
-    num_lines = 60_000_000 // len(line_of(1, max_tokens=200))
-    file.write_bytes(b"".join(line_of(each, max_tokens=200) + b"\n" for each in range(num_lines)))
-    page = opened(browser, cloud, "/new", DESKTOP, "light")
-    page.route(re.compile(r"partNumber=[4-9]"), lambda _: None)
-    page.get_by_label("A JSONL file").set_input_files(file)
-    page.get_by_role("button", name="Upload and start").click()
-    page.wait_for_timeout(6000)
-    take(page, "dashboard-upload")
-
-
 def is_half_done(batch: dict[str, Any]) -> bool:
     """Say whether there is as much behind a batch as before it."""
     return bool(batch["request_counts"]["completed"] >= NUM_LINES // 2)
@@ -99,14 +84,12 @@ def main() -> int:
         sys.exit(NO_CHROMIUM)
     IMAGES.mkdir(exist_ok=True)
     with (
-        tempfile.TemporaryDirectory() as folder,
         running_cloud(LocalOptions(config=DEFAULT_PATH), print) as cloud,
         running_chromium(executable) as browser,
     ):
         for name, body in files().items():
             url = cloud.drops.drop(name, body)
             time.sleep(8)
-        show_upload(browser, cloud, Path(folder))
         with cloud.api() as api:
             batch = api.follow(url, seconds=MAX_SECONDS, until=is_half_done)["id"]
         one = f"/batches/{batch}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,26 @@ def obstacles(page: Page) -> list[str]:
         for violation in found["violations"]
         for node in violation["nodes"]
     ]
+
+
+def check_looks(page: Page) -> None:
+    """Check what the tab shows on a desktop and on a phone, in the light and in the dark."""
+    for width in (1280, 375):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, width
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            assert obstacles(page) == [], (width, scheme)
+
+
+def take_picture(page: Page, name: str, height: int) -> None:
+    """Take a picture of the page for the documentation, if `PICTURES` names a folder for it."""
+    folder = os.environ.get("PICTURES")
+    if folder:
+        page.set_viewport_size({"width": 1000, "height": height})
+        page.emulate_media(color_scheme="light")
+        page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+        page.screenshot(path=Path(folder) / f"{name}.png", animations="disabled")
 
 
 @cache

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from playwright.sync_api import Page, expect
 
 from tests.handler.api.ended_batch import run_to_end
-from tests.handler.dashboard.steps import obstacles, sign_in
+from tests.handler.dashboard.steps import check_looks, sign_in
 from tests.handler.intake.rig import Cloud, line_of
 
 NewKey = Callable[[str], str]
@@ -25,9 +25,7 @@ def test_failed_rows_are_retried_with_other_parameters(
     expect(page.locator("#retry")).to_contain_text(words)
     page.get_by_role("button", name="Retry failed rows…").press("Enter")
     expect(page.get_by_role("dialog")).to_be_visible()
-    page.set_viewport_size({"width": 375, "height": 700})
-    assert page.evaluate("document.documentElement.scrollWidth") <= 375
-    assert obstacles(page) == []
+    check_looks(page)
     page.get_by_label("Token limit of an answer").fill("2000")
     page.get_by_label("Other parameters").fill("<b>")
     page.get_by_role("button", name="Retry", exact=True).click()

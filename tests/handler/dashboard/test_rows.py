@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 
 from tests.emulators import MODEL
 from tests.handler.api.rig import answer_to, request_of
-from tests.handler.dashboard.steps import obstacles, sign_in
+from tests.handler.dashboard.steps import check_looks, sign_in
 from tests.handler.intake.rig import Cloud, line_of
 from tidemill.batch.file.lines import RawLine, parse_line
 from tidemill.batch.file.rows import print_reply
@@ -99,17 +99,12 @@ def test_rows_are_searched_and_opened(page: Page, cloud: Cloud, new_key: NewKey)
     page.keyboard.press("Enter")
     expect(page.locator("article")).to_have_count(1)
     expect(page.get_by_label("Text")).to_have_value("ANSWER")
-    for width, scheme in ((1280, "light"), (375, "dark")):
-        page.set_viewport_size({"width": width, "height": 800})
-        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        assert obstacles(page) == []
-        assert page.evaluate("document.body.scrollWidth <= innerWidth")
+    check_looks(page)
     page.goto(f"/dashboard#/batches/{batch.id}/rows?line=4")
     expect(page.get_by_role("heading", name="Line 4", level=1)).to_be_visible()
     expect(page.locator(".answer")).to_contain_text("x" * 3000)
     page.get_by_text("Request as curl").click()
-    assert obstacles(page) == []
-    assert page.evaluate("document.body.scrollWidth <= innerWidth")
+    check_looks(page)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.locator("#do-row-curl").click()
     expect(page.get_by_role("status")).to_have_text("Copied.")

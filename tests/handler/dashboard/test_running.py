@@ -8,7 +8,7 @@ from pathlib import Path
 from playwright.sync_api import Page, expect
 
 from tests.handler.dashboard.mill import control_running, file_of, worker_running
-from tests.handler.dashboard.steps import obstacles, sign_in
+from tests.handler.dashboard.steps import sign_in
 from tests.handler.intake.rig import Cloud
 
 NewKey = Callable[[str], str]
@@ -32,29 +32,3 @@ def test_errors_are_read_while_others_run(
         expect(page.locator("#live .status")).to_have_text("Cancelled", timeout=SECONDS)
     expect(page.locator(".done")).to_contain_text("3 of 4 · 75%")
     expect(page.get_by_role("button", name="Download output")).to_be_visible()
-
-
-def test_a_batch_is_watched_to_its_end(
-    page: Page, cloud: Cloud, new_key: NewKey, tmp_path: Path
-) -> None:
-    """Progress comes without a reload; at the end there are errors to read and files to have."""
-    scripts = [{"wait": 0.1}] * 20 + [{"status": 400}, {"raise": "<b>broken</b>"}]
-    with control_running(cloud), worker_running(cloud, tmp_path):
-        cloud.put(file_of(scripts), "input/watched.jsonl")
-        sign_in(page, new_key("default"))
-        expect(page.get_by_role("link", name="watched.jsonl")).to_be_visible(timeout=SECONDS)
-        page.get_by_role("link", name="watched.jsonl").click()
-        expect(page.locator("#live .status")).to_have_text("Completed with errors", timeout=SECONDS)
-    expect(page.locator(".done")).to_contain_text("22 of 22 · 100%")
-    errors = page.locator("#errors table")
-    expect(errors.get_by_role("rowheader")).to_have_text(["row-21", "row-22"])
-    expect(page.get_by_role("heading", name="Failed rows")).to_be_visible()
-    expect(page.locator("#first-rows .answer")).to_have_count(2)
-    assert obstacles(page) == []
-    with page.expect_download() as waited:
-        page.get_by_role("button", name="Download output").click()
-    output = Path(waited.value.path()).read_bytes()
-    assert output.count(b"\n") == 20
-    with page.expect_download() as waited:
-        page.get_by_role("button", name="Download errors").click()
-    assert Path(waited.value.path()).read_bytes().count(b"\n") == 2

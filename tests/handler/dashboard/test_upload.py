@@ -13,37 +13,14 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.emulators import MODEL
-from tests.handler.dashboard.mill import control_running, file_of, worker_running
-from tests.handler.dashboard.steps import obstacles, sign_in
+from tests.handler.dashboard.steps import sign_in
 from tests.handler.intake.rig import Cloud, line_of
-from tidemill.batch.fleet import WorkerRate
 from tidemill.dashboard.assets import url_of
 from tidemill.handler.tenants.keys import KeyStore, key_id_of
 
 NewKey = Callable[[str], str]
 SECONDS = 120_000
 PART_BYTES = 8 * 2**20
-
-
-def test_a_file_is_uploaded_and_run(
-    page: Page, cloud: Cloud, new_key: NewKey, tmp_path: Path
-) -> None:
-    """Chosen, sent by url, made a batch, watched to its end, under its own name."""
-    file = tmp_path / "questions.jsonl"
-    file.write_bytes(file_of([{}] * 12))
-    with control_running(cloud), worker_running(cloud, tmp_path):
-        sign_in(page, new_key("lab"), "#/new")
-        page.get_by_label("A JSONL file").set_input_files(file)
-        page.get_by_label("Complete within").select_option("an hour")
-        page.get_by_label("Unknown parameters").select_option("refuse the file")
-        page.get_by_role("button", name="Upload and start").click()
-        expect(page.get_by_role("heading", name="questions.jsonl")).to_be_visible(timeout=SECONDS)
-        expect(page.locator("#live .status")).to_have_text("Completed", timeout=SECONDS)
-    (batch,) = cloud.run(cloud.deployment.table.list_batches("lab", limit=10))[0]
-    assert batch.options.completion_window == "1h"
-    assert batch.options.strict_parameters
-    assert batch.source.num_bytes == file.stat().st_size
 
 
 def choose(page: Page, file: Path) -> None:
@@ -206,42 +183,6 @@ def test_a_file_is_dropped_on_the_page(page: Page, cloud: Cloud, new_key: NewKey
     expect(page.locator("#chosen")).to_have_text("dropped.jsonl, 0 kB")
     expect(page.get_by_role("status")).to_contain_text("table of JSON rows, 1 row")
     assert page.locator("#file").evaluate("field => field.files[0].name") == "dropped.jsonl"
-
-
-def test_a_table_is_tried_and_then_run(
-    page: Page, cloud: Cloud, new_key: NewKey, tmp_path: Path
-) -> None:
-    """Its prompt is written in the form; a batch of the first rows has a link to run all."""
-    rate = WorkerRate(expected_work_per_second=10, num_gpus=1)
-    cloud.run(cloud.deployment.fleets.put_rate(MODEL, rate))
-    file = tmp_path / "reviews.csv"
-    rows = [f'{number},"<i>good</i>\nnumber {number}"\n' for number in range(80)]
-    file.write_text("id,text\n" + "".join(rows), encoding="utf-8")
-    page.set_viewport_size({"width": 375, "height": 700})
-    sign_in(page, new_key("lab"), "#/new")
-    page.get_by_label("A JSONL file").set_input_files(file)
-    expect(page.locator("#check")).to_contain_text("CSV table, 80 rows")
-    expect(page.get_by_role("button", name="Upload and start")).to_be_disabled()
-    page.get_by_label("Prompt for each row").fill("Label: ")
-    page.get_by_role("button", name="text", exact=True).click()
-    expect(page.get_by_label("Prompt for each row")).to_have_value("Label: {{ text }}")
-    expect(page.locator("#check dd").first).to_have_text("Label: <i>good</i>\nnumber 0")
-    page.get_by_label("Column of row IDs").fill("nowhere")
-    expect(page.locator("#check-errors")).to_contain_text("`nowhere`, which is not a column")
-    expect(page.get_by_role("button", name="Upload and start")).to_be_disabled()
-    page.get_by_label("Column of row IDs").fill("id")
-    expect(page.locator("#estimate")).to_contain_text("Cost, USD")
-    assert obstacles(page) == []
-    assert page.evaluate("document.documentElement.scrollWidth") <= 375
-    page.get_by_role("button", name="Try 50 rows first").click()
-    expect(page.get_by_role("heading", name="reviews.csv (first 50 rows)")).to_be_visible()
-    page.get_by_role("link", name="Run the whole file").click()
-    expect(page.get_by_label("Prompt for each row")).to_have_value("Label: {{ text }}")
-    page.get_by_role("button", name="Upload and start").click()
-    expect(page.get_by_role("heading", name="reviews.csv", exact=True)).to_be_visible()
-    batches = cloud.run(cloud.deployment.table.list_batches("lab", limit=10))[0]
-    taken = [cloud.ingest(batch) for batch in batches]
-    assert sorted(batch.num_rows for batch in taken) == [50, 80]
 
 
 def test_the_first_rows_of_each_format(page: Page, cloud: Cloud, new_key: NewKey) -> None:

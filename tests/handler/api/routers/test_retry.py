@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -17,10 +18,12 @@ from tests.handler.api.ended_batch import finalized, rows_of, run_to_end
 from tests.handler.api.rig import answer_to, body_as_sent, refusal_in, request_of
 from tests.handler.finalize.rig import plenty
 from tests.handler.intake.rig import Cloud, line_of
+from tidemill.batch.merged_rows import merged_key
 from tidemill.batch.model import Batch
 from tidemill.batch.object_keys import moved_outputs
 from tidemill.batch.parts import encode_part
 from tidemill.batch.states import Status
+from tidemill.handler.api.routers.results import part_cache
 from tidemill.handler.aws.queues import LAMBDA_SECONDS
 from tidemill.handler.control.advance import advance
 from tidemill.handler.deployment import Deployment
@@ -76,6 +79,19 @@ def in_bucket(cloud: Cloud, key: str) -> list[dict[str, Any]]:
     return [from_json(row) for row in cloud.run(cloud.deployment.bucket.get(key)).splitlines()]
 
 
+def listed(batch_id: str) -> list[tuple[int, str]]:
+    """Return line and custom ID of the rows that the API lists."""
+    rows = json.loads(answer_to(request_of(f"/v1/batches/{batch_id}/results"))["body"])["data"]
+    return [(row["line"], row["custom_id"]) for row in rows]
+
+
+def found(batch_id: str, view: str, query: str = "") -> list[str]:
+    """Return the lines of the rows in a view of the dashboard."""
+    event = request_of(f"/dashboard/view/batches/{batch_id}/{view}", query=query)
+    event["headers"]["accept-encoding"] = ""
+    return re.findall(r'id="row-(\d+)"', answer_to(event)["body"])
+
+
 def test_failed_requests_run_again_and_their_rows_are_merged(cloud: Cloud, client: OpenAI) -> None:
     """Only they are edited; finished rows keep their places, and invalid requests their errors."""
     old = ended(cloud)
@@ -101,18 +117,10 @@ def test_failed_requests_run_again_and_their_rows_are_merged(cloud: Cloud, clien
     assert rows_in(cloud, now.output_file_id) == good
     assert rows_in(cloud, now.error_file_id) == [("c", 400), ("e", 503)]
     assert [it["custom_id"] for it in in_bucket(cloud, "output/x.jsonl")] == [*"abd"]
-    status, error = refusal_in(answer_to(request_of(f"/v1/batches/{old.id}/results")))
-    assert (status, str(now.output_file_id) in error["message"]) == (410, True)
-    for view in (
-        "rows",
-        "first-rows",
-    ):  # rows from before the merge are not shown next to its counts
-        event = request_of(f"/dashboard/view/batches/{old.id}/{view}")
-        event["headers"]["accept-encoding"] = ""
-        shown = answer_to(event)
-        assert shown["statusCode"] == 200
-        assert 'class="part"' not in shown["body"]
-        assert (str(now.output_file_id) in shown["body"]) == (view == "rows")
+    assert listed(old.id) == [(1, "a"), (2, "b"), (3, "c"), (4, "d"), (5, "e")]
+    assert found(old.id, "rows", "status=failed") == ["3", "5"]
+    assert found(old.id, "first-rows") == ["3", "5"]
+    assert found(old.id, "rows", "status=ok&text=b") == ["2"]
     # The files before the merge keep their IDs and their rows.
     assert rows_in(cloud, old.output_file_id) == [("a", 200), ("d", 200)]
     # A retry of the retry retries the first batch, with the edits of both.
@@ -127,6 +135,14 @@ def test_failed_requests_run_again_and_their_rows_are_merged(cloud: Cloud, clien
     assert rows_in(cloud, now.output_file_id) == [(name, 200) for name in "abcde"]
     assert now.error_file_id is None
     assert not cloud.has_object("output/x.errors.jsonl")
+    assert found(old.id, "rows", "status=ok") == [*"12345"]
+    # A newer object at the key of the output, as of the same input dropped again.
+    cloud.put(b"other\n", "output/x.jsonl")
+    assert found(old.id, "rows", "line=2") == ["2"]
+    cloud.run(cloud.deployment.bucket.delete(merged_key(cloud.batch(old.id), 0)))
+    part_cache.cache_clear()
+    status, error = refusal_in(answer_to(request_of(f"/v1/batches/{old.id}/results")))
+    assert (status, str(now.output_file_id) in error["message"]) == (410, True)
 
 
 def test_invalid_requests_are_retried_only_on_request(cloud: Cloud) -> None:
