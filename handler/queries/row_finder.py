@@ -6,6 +6,7 @@ The parts of a running shard are listed, and the header of each is read once.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -74,6 +75,23 @@ class RowFinder:
             # The owner's rows first: an older owner's late part may contain such a line too.
             self._keys[shard.number] = sorted(keys, reverse=True)
 
+    def load(self, shards: Sequence[Shard]) -> None:
+        """List the objects of these shards and read their indexes concurrently, as far as possible.
+
+        Raises WorkGone if sealed rows are missing.
+        """
+        self.list_objects(shards)
+        unknown = [shard for shard in shards if self._unknown(shard)]
+        sealed = [shard for shard in unknown if shard.status is ShardStatus.DONE]
+        running = [shard for shard in unknown if shard.status is not ShardStatus.DONE]
+        with suppress(NotIndexed):
+            self._read_seals(sealed)
+            self._read_heads([key for shard in running for key in self._unknown(shard)])
+
+    def _unknown(self, shard: Shard) -> list[str]:
+        """Return the objects of a listed shard whose rows are unknown."""
+        return [key for key in self._keys[shard.number] if self.cache.part(key) is None]
+
     def find(
         self, shard: Shard, kinds: Collection[RowKind] = _ALL_KINDS
     ) -> dict[int, tuple[str, Place]]:
@@ -83,9 +101,9 @@ class RowFinder:
         missing.
         """
         keys = self._keys[shard.number]
-        unknown = [key for key in keys if self.cache.part(key) is None]
+        unknown = self._unknown(shard)
         if unknown and shard.status is ShardStatus.DONE:
-            self._read_seal(shard)
+            self._read_seals([shard])
         else:
             self._read_heads(unknown)
         found: dict[int, tuple[str, Place]] = {}
@@ -102,20 +120,22 @@ class RowFinder:
             return found
         return {line: row for line, row in found.items() if row[1].kind in kinds}
 
-    def _read_seal(self, shard: Shard) -> None:
-        if self.heads_left == 0:
-            raise NotIndexed(f"shard {shard.number} of {self.batch.id}")
-        self.heads_left -= 1
+    def _read_seals(self, shards: Sequence[Shard]) -> None:
+        some = shards[: self.heads_left]
+        self.heads_left -= len(some)
         try:
-            seal = self.aws.run(self.deployment.bucket.read_seal(shard))
+            seals = self.aws.run_all(map(self.deployment.bucket.read_seal, some))
         except (BadPart, NotThere) as exc:
-            raise WorkGone(f"rows of shard {shard.number} of {self.batch.id}") from exc
-        truncated = frozenset(seal.truncated or ())
-        success = RowKind.SUCCESS if seal.truncated is None else RowKind.WHOLE
-        for key, rows in zip(_segments(OUTPUT, shard), seal.output, strict=True):
-            self.cache.put_part(key, PartRows.from_segment(rows, success, truncated))
-        for key, rows in zip(_segments(ERRORS, shard), seal.errors, strict=True):
-            self.cache.put_part(key, PartRows.from_segment(rows, RowKind.FAILED))
+            raise WorkGone(f"sealed rows of {self.batch.id}") from exc
+        for shard, seal in zip(some, seals, strict=True):
+            truncated = frozenset(seal.truncated or ())
+            success = RowKind.SUCCESS if seal.truncated is None else RowKind.WHOLE
+            for key, rows in zip(_segments(OUTPUT, shard), seal.output, strict=True):
+                self.cache.put_part(key, PartRows.from_segment(rows, success, truncated))
+            for key, rows in zip(_segments(ERRORS, shard), seal.errors, strict=True):
+                self.cache.put_part(key, PartRows.from_segment(rows, RowKind.FAILED))
+        if len(some) < len(shards):
+            raise NotIndexed(f"{len(shards) - len(some)} shards of {self.batch.id}")
 
     def _read_heads(self, keys: Sequence[str]) -> None:
         some = keys[: self.heads_left]

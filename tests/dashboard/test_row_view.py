@@ -11,6 +11,7 @@ import pytest
 from tidemill.dashboard.render import render
 from tidemill.dashboard.row_query import BadQuery, RowQuery
 from tidemill.dashboard.row_view import Field, Part, Share, facts_of, row_view
+from tidemill.dashboard.rows_page import RowLinks
 
 
 def row_of(body: Any, status: int = 200, **changes: Any) -> bytes:
@@ -171,7 +172,7 @@ def test_hostile_bytes_become_text(row: bytes) -> None:
         for request in REQUESTS
         for is_full in (True, False)
     ]
-    page = render("row_list.html", rows=views, batch_id="b")
+    page = render("row_list.html", rows=views, links=RowLinks.of_batch("b"))
     assert "<b>" not in page
     assert "\u202e" not in page
     page.encode()
