@@ -100,7 +100,7 @@ class RowQuery:
         return _KINDS[self.status]
 
     def matches_row(self, data: bytes | None, kind: RowKind | None = None) -> bool:
-        """Return whether a row meets all conditions; its kind in an index tells its status.
+        """Return whether a row meets all conditions; an index may already know its kind.
 
         A row that is too large to be read (None) has to meet none.
         """

@@ -59,10 +59,38 @@ class Cloud(Aws):
     def __init__(self, num_rows: int, latency_seconds: float) -> None:
         super().__init__()
         self._latency_seconds = latency_seconds
-        self.num_calls = self.num_bytes = 0
+        self.num_calls = self.num_bytes = self.num_rounds = 0
         firsts = range(1, num_rows + 1, MAX_SHARD_LINES)
         self.shards = [self._shard(number, first, num_rows) for number, first in enumerate(firsts)]
         self.deployment: Any = SimpleNamespace(bucket=Bucket("b"), table=self)
+
+    def run(self, operation: Any) -> Any:
+        """Run an operation; each of its calls waits for the one before."""
+        num_calls = self.num_calls
+        result = super().run(operation)
+        self.num_rounds += self.num_calls - num_calls
+        return result
+
+    def run_all(self, operations: Any) -> Any:
+        """Run operations concurrently: with latency in threads, otherwise one after the other."""
+        if self._latency_seconds:
+            return super().run_all(operations)
+        before, rounds, results = self.num_rounds, [0], []
+        for operation in operations:
+            self.num_rounds = 0
+            results.append(self.run(operation))
+            rounds.append(self.num_rounds)
+        self.num_rounds = before + max(rounds)
+        return results
+
+    def reset(self) -> None:
+        """Count from zero."""
+        self.num_calls = self.num_bytes = self.num_rounds = 0
+
+    def figures(self) -> str:
+        """Return calls, rounds of concurrent calls (without latency) and bytes."""
+        rounds = "" if self._latency_seconds else self.num_rounds
+        return f"{self.num_calls:6} {rounds:6} {self.num_bytes / 1e6:7.2f}"
 
     @staticmethod
     def _shard(number: int, first: int, num_rows: int) -> Shard:
@@ -75,7 +103,9 @@ class Cloud(Aws):
             "batch", number, first, len(lines), start, start + len(lines) * ROW_BYTES,
             status=ShardStatus.DONE, fence=1, output_sizes=sizes[0],
             error_sizes=sizes[1] if num_failed else (),
-            progress=Progress(truncated=kinds.count("truncated")),
+            progress=Progress(
+                len(lines) - num_failed, num_failed, truncated=kinds.count("truncated")
+            ),
         )  # fmt: skip
 
     def get_shard(self, _batch_id: str, number: int) -> Any:
@@ -124,6 +154,31 @@ def _by_kind(lines: range) -> tuple[list[int], list[int]]:
     return failed, [line for line in lines if kind_of(line) != "failed"]
 
 
+def batch_of(cloud: Cloud, num_rows: int) -> Any:
+    """Return the batch whose rows the cloud has."""
+    source = Source("b", "input", "e", num_rows * ROW_BYTES)
+    return SimpleNamespace(
+        id="batch",
+        num_shards=len(cloud.shards),
+        is_terminal=True,
+        source=source,
+        output_file_id=None,
+        error_file_id=None,
+    )
+
+
+def queries(num_rows: int) -> Mapping[str, RowQuery]:
+    """Return the kinds of pages."""
+    middle = num_rows // 2
+    return {
+        "failed, first page": RowQuery(status="failed"),
+        "truncated, first page": RowQuery(status="truncated"),
+        "all, in the middle": RowQuery(after=middle),
+        "one line": RowQuery(line=middle),
+        "text, no match": RowQuery(text="nothing", after=middle),
+    }
+
+
 def main() -> None:
     """Measure each kind of page, the first and a repeated one."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -133,41 +188,28 @@ def main() -> None:
     # Without latency, other work of the machine does not count.
     clock = time.perf_counter if args.latency_ms else time.process_time
     cloud = Cloud(args.rows, args.latency_ms / 1000)
-    source = Source("b", "input", "e", args.rows * ROW_BYTES)
-    batch: Any = SimpleNamespace(
-        id="batch", num_shards=len(cloud.shards), is_terminal=True, source=source
-    )
-    middle = args.rows // 2
-    pages = {
-        "failed, first page": RowQuery(status="failed"),
-        "truncated, first page": RowQuery(status="truncated"),
-        "all, in the middle": RowQuery(after=middle),
-        "one line": RowQuery(line=middle),
-        "text, no match": RowQuery(text="nothing", after=middle),
-    }
-    print(f"{'page':24} {'rows':>5} {'calls':>6} {'MB':>7} {'ms':>7} {'again':>7}")
-    for name, query in pages.items():
+    batch, middle = batch_of(cloud, args.rows), args.rows // 2
+    print(f"{'page':24} {'rows':>5} {'calls':>6} {'rounds':>6} {'MB':>7} {'ms':>7} {'again':>7}")
+    for name, query in queries(args.rows).items():
         cache, figures = PartCache(), []
+        counted = ""
         for _ in range(2):
-            cloud.num_calls = cloud.num_bytes = 0
+            cloud.reset()
             begin = clock()
             found = search_rows(cloud, cloud.deployment, batch, cache, query, limit=PAGE_ROWS)
             for line, row in found.rows:
                 row_view(line, row)
             figures.append(1000 * (clock() - begin))
-        size = cloud.num_bytes / 1e6
-        done = f"{name:24} {len(found.rows):5} {cloud.num_calls:6} {size:7.2f}"
-        print(f"{done} {figures[0]:7.0f} {figures[1]:7.0f}")
+            counted = counted or cloud.figures()
+        print(f"{name:24} {len(found.rows):5} {counted} {figures[0]:7.0f} {figures[1]:7.0f}")
     cache = PartCache()
     for name in ("requests", "requests again"):
-        cloud.num_calls = cloud.num_bytes = 0
+        cloud.reset()
         begin = clock()
         lines = range(middle, middle + PAGE_ROWS)
         num_read = len(read_requests(cloud, cloud.deployment, batch, cache, lines))
         took = 1000 * (clock() - begin)
-        print(
-            f"{name:24} {num_read:5} {cloud.num_calls:6} {cloud.num_bytes / 1e6:7.2f} {took:7.0f}"
-        )
+        print(f"{name:24} {num_read:5} {cloud.figures()} {took:7.0f}")
 
 
 if __name__ == "__main__":

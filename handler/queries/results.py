@@ -20,6 +20,8 @@ MAX_BYTES: Final = 4_000_000
 MAX_RANGES: Final = 256
 _MAX_GAP_BYTES = 2**15
 _NUM_LISTED_AT_ONCE = 8
+_NUM_PROBES = 8
+_MAX_RANGE_BYTES = 2**21
 _NUM_READ_AT_ONCE = 64
 
 
@@ -160,14 +162,18 @@ def shards_behind(
 
 def _find_first(aws: Aws, deployment: Deployment, batch: Batch, after_line: int) -> int:
     """Return the number of a shard that begins before the next line, by at most a few shards."""
+    if after_line <= 0:
+        return 0
     low, high = 0, batch.num_shards - 1
     while high - low >= _NUM_READ_AT_ONCE:
-        middle = (low + high) // 2
-        shard = aws.run(deployment.table.get_shard(batch.id, middle))
-        if shard is not None and shard.first_line <= after_line + 1:
-            low = middle
-        else:
-            high = middle - 1
+        step = (high - low) / (_NUM_PROBES + 1)
+        numbers = [low + round(step * place) for place in range(1, _NUM_PROBES + 1)]
+        probes = aws.run_all(deployment.table.get_shard(batch.id, each) for each in numbers)
+        for number, shard in zip(numbers, probes, strict=True):
+            if shard is None or shard.first_line > after_line + 1:
+                high = number - 1
+                break
+            low = number
     return low
 
 
@@ -192,7 +198,9 @@ def read_places(
         if place.end - place.start > MAX_BYTES:
             continue
         near = open_ranges.get(key)
-        if near is None or place.start - near[-1][1].end > _MAX_GAP_BYTES:
+        is_far = near is None or place.start - near[-1][1].end > _MAX_GAP_BYTES
+        # Long ranges are read in several concurrent calls.
+        if near is None or is_far or place.end - near[0][1].start > _MAX_RANGE_BYTES:
             near = open_ranges[key] = []
             ranges.append(near)
         near.append((key, place))

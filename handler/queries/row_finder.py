@@ -7,8 +7,9 @@ retry were merged, they are in the files of the batch.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from tidemill.batch.errors import BadPart, HandlerError
 from tidemill.batch.merged_rows import RowRun, decode_merged_index, merged_key
@@ -24,6 +25,8 @@ from ..deployment import Deployment
 from ..errors import NotThere
 from ..observability import logger
 from .part_cache import PartCache, PartRows, Place
+
+T = TypeVar("T")
 
 # Limits of one reply: an API Lambda has half a minute, and a small share of a vCPU.
 MAX_HEADS: Final = 512
@@ -80,10 +83,11 @@ class RowFinder:
     def list_objects(self, shards: Sequence[Shard]) -> None:
         """List the objects that contain the rows of these shards, concurrently."""
         running: list[Shard] = []
-        if self._is_merged:
-            return
         for shard in shards:
-            if shard.status is ShardStatus.DONE:
+            if self._is_merged:
+                index = merged_key(self.batch, shard.number)
+                self._keys[shard.number] = [_rows_of(index, kind) for kind in KINDS]
+            elif shard.status is ShardStatus.DONE:
                 self._keys[shard.number] = [key for kind in KINDS for key in _segments(kind, shard)]
             else:
                 running.append(shard)
@@ -95,6 +99,19 @@ class RowFinder:
             # The owner's rows first: an older owner's late part may contain such a line too.
             self._keys[shard.number] = sorted(keys, reverse=True)
 
+    def load(self, shards: Sequence[Shard]) -> None:
+        """List the objects of these shards and read their indexes concurrently, as far as possible.
+
+        Raises WorkGone if sealed rows are missing.
+        """
+        self.list_objects(shards)
+        with suppress(NotIndexed):
+            self._read_indexes([shard for shard in shards if self._unknown(shard)])
+
+    def _unknown(self, shard: Shard) -> list[str]:
+        """Return the objects of a listed shard whose rows are unknown."""
+        return [key for key in self._keys[shard.number] if self.cache.part(key) is None]
+
     def find(
         self, shard: Shard, kinds: Collection[RowKind] = _ALL_KINDS
     ) -> dict[int, tuple[str, Place]]:
@@ -103,16 +120,12 @@ class RowFinder:
         Rows of other kinds are left out. Raises NotIndexed, and WorkGone if sealed rows are
         missing.
         """
+        if self._unknown(shard):
+            self._read_indexes([shard])
         if self._is_merged:
             return self._find_merged(shard, kinds)
-        keys = self._keys[shard.number]
-        unknown = [key for key in keys if self.cache.part(key) is None]
-        if unknown and shard.status is ShardStatus.DONE:
-            self._read_seal(shard)
-        else:
-            self._read_heads(unknown)
         found: dict[int, tuple[str, Place]] = {}
-        for key in keys:
+        for key in self._keys[shard.number]:
             part = self.cache.part(key)
             if part is None:
                 continue
@@ -140,58 +153,71 @@ class RowFinder:
     ) -> dict[int, tuple[str, Place]]:
         """Return the same for a batch with the rows of a retry."""
         index = merged_key(self.batch, shard.number)
-        parts = {kind: self.cache.part(f"{index}/{kind.name}") for kind in KINDS}
-        if None in parts.values():
-            self._read_merged_index(shard, index)
-            parts = {kind: self.cache.part(f"{index}/{kind.name}") for kind in KINDS}
+        parts = {kind: self.cache.part(_rows_of(index, kind)) for kind in self._files}
         return {
             place.line: (self._files[kind], place)
             for kind, part in parts.items()
-            if part is not None and kind in self._files
+            if part is not None
             for place in part.of_kinds(kinds)
         }
 
-    def _read_merged_index(self, shard: Shard, key: str) -> None:
-        self._count_head(shard)
-        try:
-            found = decode_merged_index(self.aws.run(self.deployment.bucket.get(key)))
-        except (BadPart, NotThere) as exc:
-            raise WorkGone(f"rows of shard {shard.number} of {self.batch.id}") from exc
-        runs: list[tuple[ResultKind, RowRun, RowKind]] = [
-            (OUTPUT, found.output, RowKind.SUCCESS),
-            (ERRORS, found.errors, RowKind.FAILED),
-        ]
-        for kind, run, row_kind in runs:
-            rows = PartRows.from_segment(run.rows, row_kind, start=run.start)
-            self.cache.put_part(f"{key}/{kind.name}", rows)
+    def _read_indexes(self, shards: Sequence[Shard]) -> None:
+        if self._is_merged:
+            self._read_merged(shards)
+            return
+        self._read_seals([shard for shard in shards if shard.status is ShardStatus.DONE])
+        running = (shard for shard in shards if shard.status is not ShardStatus.DONE)
+        self._read_heads([key for shard in running for key in self._unknown(shard)])
 
-    def _count_head(self, shard: Shard) -> None:
-        """Count an index that is read; raises NotIndexed after too many."""
-        if self.heads_left == 0:
-            raise NotIndexed(f"shard {shard.number} of {self.batch.id}")
-        self.heads_left -= 1
-
-    def _read_seal(self, shard: Shard) -> None:
-        self._count_head(shard)
+    def _read_merged(self, shards: Sequence[Shard]) -> None:
+        keys = [merged_key(self.batch, shard.number) for shard in shards]
+        some = self._take(keys)
         try:
-            seal = self.aws.run(self.deployment.bucket.read_seal(shard))
+            read = self.aws.run_all(map(self.deployment.bucket.get, some))
+            indexes = [decode_merged_index(each) for each in read]
         except (BadPart, NotThere) as exc:
-            raise WorkGone(f"rows of shard {shard.number} of {self.batch.id}") from exc
-        truncated = frozenset(seal.truncated or ())
-        success = RowKind.SUCCESS if seal.truncated is None else RowKind.WHOLE
-        for key, rows in zip(_segments(OUTPUT, shard), seal.output, strict=True):
-            self.cache.put_part(key, PartRows.from_segment(rows, success, truncated))
-        for key, rows in zip(_segments(ERRORS, shard), seal.errors, strict=True):
-            self.cache.put_part(key, PartRows.from_segment(rows, RowKind.FAILED))
+            raise WorkGone(f"merged rows of {self.batch.id}") from exc
+        for key, index in zip(some, indexes, strict=True):
+            runs: list[tuple[ResultKind, RowRun, RowKind]] = [
+                (OUTPUT, index.output, RowKind.SUCCESS),
+                (ERRORS, index.errors, RowKind.FAILED),
+            ]
+            for kind, run, row_kind in runs:
+                rows = PartRows.from_segment(run.rows, row_kind, start=run.start)
+                self.cache.put_part(_rows_of(key, kind), rows)
+        self._check_all_read(some, keys)
+
+    def _read_seals(self, shards: Sequence[Shard]) -> None:
+        some = self._take(shards)
+        try:
+            seals = self.aws.run_all(map(self.deployment.bucket.read_seal, some))
+        except (BadPart, NotThere) as exc:
+            raise WorkGone(f"sealed rows of {self.batch.id}") from exc
+        for shard, seal in zip(some, seals, strict=True):
+            truncated = frozenset(seal.truncated or ())
+            success = RowKind.SUCCESS if seal.truncated is None else RowKind.WHOLE
+            for key, rows in zip(_segments(OUTPUT, shard), seal.output, strict=True):
+                self.cache.put_part(key, PartRows.from_segment(rows, success, truncated))
+            for key, rows in zip(_segments(ERRORS, shard), seal.errors, strict=True):
+                self.cache.put_part(key, PartRows.from_segment(rows, RowKind.FAILED))
+        self._check_all_read(some, shards)
 
     def _read_heads(self, keys: Sequence[str]) -> None:
-        some = keys[: self.heads_left]
-        self.heads_left -= len(some)
+        some = self._take(keys)
         read = self.aws.run_all(self._read_head(key) for key in some)
         for key, rows in zip(some, read, strict=True):
             self.cache.put_part(key, rows)
-        if len(some) < len(keys):
-            raise NotIndexed(f"{len(keys) - len(some)} parts of {self.batch.id}")
+        self._check_all_read(some, keys)
+
+    def _take(self, items: Sequence[T]) -> Sequence[T]:
+        """Return as many of the indexes as this reply may still read."""
+        some = items[: self.heads_left]
+        self.heads_left -= len(some)
+        return some
+
+    def _check_all_read(self, some: Sequence[object], items: Sequence[object]) -> None:
+        if len(some) < len(items):
+            raise NotIndexed(f"{len(items) - len(some)} indexes of {self.batch.id}")
 
     def _read_head(self, key: str) -> Operation[PartRows]:
         """Return the rows of a part; none if it is unreadable, or was deleted in the meantime."""
@@ -204,3 +230,8 @@ class RowFinder:
 
 def _segments(kind: ResultKind, shard: Shard) -> list[str]:
     return [segment.key for segment in kind.segments_of(shard)]
+
+
+def _rows_of(index: str, kind: ResultKind) -> str:
+    """Return the cache key of the rows of one kind in a merged index."""
+    return f"{index}/{kind.name}"

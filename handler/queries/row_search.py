@@ -6,23 +6,29 @@ row. All other conditions read rows, up to a limit: the next call continues afte
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from tidemill.batch.model import Batch
+from tidemill.batch.model import Batch, Shard
 from tidemill.dashboard.row_query import RowQuery
 from tidemill.dashboard.rows_page import SEARCHED_BYTES, StoredRows
 
 from ..aws.sync import Aws
 from ..deployment import Deployment
 from .part_cache import PartCache, Place
-from .results import MAX_BYTES, MAX_RANGES, listed_shards, read_places, shards_behind
+from .results import MAX_BYTES, read_places, shards_behind
 from .row_finder import NotIndexed, RowFinder
 
 _MAX_SHARDS: Final = 2048
-_CHUNK_BYTES: Final = 2 * 2**20
+_FIRST_CHUNK: Final = 2 * 2**20
+_NEXT_CHUNK: Final = 7 * 2**20
+_ROW_BYTES: Final = 512
+"""Size of a row, at least, in the limit of what is read at once: each may need a separate call."""
+
+_MAX_GROUP: Final = 16
+_FEW_ROWS: Final = 1000
 
 
 def search_rows(
@@ -38,27 +44,78 @@ def search_rows(
 
     Raises WorkGone if the rows have been deleted.
     """
-    after = query.after if query.line is None else query.line - 1
     finder, search = RowFinder(aws, deployment, batch, cache), _Search(query, limit)
-    shards = islice(shards_behind(aws, deployment, batch, after), _MAX_SHARDS)
-    through, num_shards, kinds = after, 0, query.kinds
-    for shard, last_line in listed_shards(finder, shards):
-        num_shards += 1
-        try:
-            found = finder.find(shard, kinds) if finder.may_have_rows(shard, kinds) else {}
-        except NotIndexed:
-            return search.stopped(through)
-        for chunk in search.chunks(found, after):
+    shards = islice(shards_behind(aws, deployment, batch, query.begin - 1), _MAX_SHARDS)
+    through, num_shards = query.begin - 1, 0
+    for group in _groups(finder, shards, query, limit):
+        num_shards += len(group)
+        finder.load([shard for shard, _ in group if finder.may_have_rows(shard, query.kinds)])
+        wanted, end, is_whole = _wanted(finder, group, query, through)
+        for chunk in search.chunks(wanted):
             search.add(chunk, read_places(finder, chunk))
             through = chunk[-1][1].line
             if search.is_full:
                 return search.page()
             if search.has_read_enough:
                 return search.stopped(through)
+        through = end
+        if not is_whole:
+            return search.stopped(through)
         if query.line is not None:
             break
-        through = last_line or max(through, shard.first_line + shard.num_rows - 1)
     return search.stopped(through) if num_shards == _MAX_SHARDS else search.ended(through)
+
+
+def _groups(
+    finder: RowFinder, shards: Iterable[tuple[Shard, int | None]], query: RowQuery, limit: int
+) -> Iterator[list[tuple[Shard, int | None]]]:
+    """Yield shards that are read at once, as many as a page probably needs."""
+    group: list[tuple[Shard, int | None]] = []
+    num_expected, num_matching, num_needed = 0, 0, limit + 1
+    if query.reads_rows:
+        num_needed = SEARCHED_BYTES
+    for shard, last_line in shards:
+        group.append((shard, last_line))
+        if finder.may_have_rows(shard, query.kinds):
+            num_matching += 1
+            num_expected += _expected(shard, query)
+        is_enough = num_expected >= num_needed or num_matching == _MAX_GROUP
+        if query.line is not None or is_enough:
+            yield group
+            group, num_expected, num_matching = [], 0, 0
+    if group:
+        yield group
+
+
+def _expected(shard: Shard, query: RowQuery) -> int:
+    """Return how many rows of a shard match, or its bytes if they have to be read."""
+    if query.reads_rows:
+        return sum((*shard.output_sizes, *shard.error_sizes))
+    done = shard.progress
+    by_status = {"failed": done.failed, "truncated": done.truncated}
+    # The first shard may end soon after the first line.
+    return by_status.get(query.status, min(done.completed + done.failed, _FEW_ROWS))
+
+
+def _wanted(
+    finder: RowFinder, group: Iterable[tuple[Shard, int | None]], query: RowQuery, through: int
+) -> tuple[list[tuple[str, Place]], int, bool]:
+    """Return the places of rows that may match, in line order.
+
+    The others are the last line of the group and whether all of its shards are indexed.
+    """
+    wanted: list[tuple[str, Place]] = []
+    end = through
+    for shard, last_line in group:
+        try:
+            may_match = finder.may_have_rows(shard, query.kinds)
+            found = finder.find(shard, query.kinds) if may_match else {}
+        except NotIndexed:
+            return wanted, end, False
+        lines = sorted(line for line in found if line > through)
+        wanted += [found[line] for line in lines if query.line in {None, line}]
+        end = last_line or max(end, shard.first_line + shard.num_rows - 1)
+    return wanted, end, True
 
 
 @dataclass(slots=True)
@@ -80,22 +137,19 @@ class _Search:
         """Say whether a call may read no more."""
         return self._num_bytes >= SEARCHED_BYTES
 
-    def chunks(
-        self, found: Mapping[int, tuple[str, Place]], after: int
-    ) -> Iterator[list[tuple[str, Place]]]:
-        """Yield the rows of a shard that may match, in line order, as many as are read at once."""
-        query, lines = self.query, (line for line in found if line > after)
-        wanted = sorted(line for line in lines if query.line in {None, line})
+    def chunks(self, wanted: Sequence[tuple[str, Place]]) -> Iterator[list[tuple[str, Place]]]:
+        """Yield the rows that may match, as many as are read at once."""
         chunk: list[tuple[str, Place]] = []
         num_bytes = 0
-        for line in wanted:
-            key, place = found[line]
+        for key, place in wanted:
             chunk.append((key, place))
             size = place.end - place.start
             num_bytes += size if size <= MAX_BYTES else 0
             # Without other conditions each of them matches.
-            is_page = not query.reads_rows and len(chunk) + len(self.rows) > self.limit
-            if is_page or num_bytes >= _CHUNK_BYTES or len(chunk) == 16 * MAX_RANGES:
+            is_page = not self.query.reads_rows and len(chunk) + len(self.rows) > self.limit
+            most = _NEXT_CHUNK if self._num_bytes else _FIRST_CHUNK
+            most = min(most, SEARCHED_BYTES - self._num_bytes)
+            if is_page or num_bytes >= most or len(chunk) * _ROW_BYTES >= most:
                 self._num_bytes += num_bytes
                 yield chunk
                 chunk, num_bytes = [], 0

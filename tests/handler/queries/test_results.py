@@ -127,7 +127,7 @@ def test_of_many_shards_those_are_read_that_an_answer_needs(
     assert lines_in(results_of(drop, 64, 4, cache)) == [65, 66, 67, 68]
     made = Counter(call.method for call in calls if call.service == "dynamodb")
     assert made["query"] <= 6  # shards and what is live of them; singly, too
-    assert made["get_item"] <= 10
+    assert made["get_item"] <= 16  # two rounds of concurrent ones
 
 
 def come_late(drop: Drop, older: Shard) -> None:

@@ -131,7 +131,7 @@ def test_a_search_stops_at_its_limit_and_continues(
 ) -> None:
     """It says how far it has come."""
     monkeypatch.setattr(row_search, "SEARCHED_BYTES", 1)
-    monkeypatch.setattr(row_search, "_CHUNK_BYTES", 1)
+    monkeypatch.setattr(row_search, "_FIRST_CHUNK", 1)
     found = search(drop, text="answer 11")
     assert found == StoredRows([], 1, 1)
     num_calls, after = 1, 1

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from starlette.applications import Starlette
 
 from tidemill.protocol.contract import (
     EngineError,
@@ -93,6 +94,7 @@ class Local:
     runner: Runner
     engine: ScriptedEngine
     client: httpx.AsyncClient
+    app: Starlette
     seen: list[dict[str, Any]] = field(default_factory=list)
 
     async def upload(self, data: bytes, **fields: str) -> httpx.Response:
@@ -170,7 +172,7 @@ async def serving(
             runner.running(),
             httpx.AsyncClient(transport=transport, base_url="http://server") as client,
         ):
-            yield Local(store, runner, engine, client)
+            yield Local(store, runner, engine, client, app)
 
 
 def lines_of(bodies: Sequence[dict[str, Any]]) -> bytes:
