@@ -21,12 +21,8 @@ _ENDPOINTS = (DECISIONS.name, SYSTEM_ONE.name)
 _PARAM = "escalate"
 
 
-def escalation_of(
-    deployment: Deployment, name: str | None, requested: Options | Recipe
-) -> Escalation | None:
+def escalation_of(deployment: Deployment, name: str, requested: Options | Recipe) -> Escalation:
     """Return the second model with this name; raises InvalidOption for an unknown one."""
-    if name is None:
-        return None
     model = model_of(name, deployment.models)
     if model is None:
         served = ", ".join(own_names(sorted(deployment.models))) or "none"

@@ -103,7 +103,9 @@ def find_recipe(
         return None
     keys = yield from _with_calibration(deployment, batch, keys, now)
     recipe = parse_recipe(keys, may_escalate=True)
-    escalation = escalation_of(deployment, recipe.escalate, recipe) or batch.escalation
+    escalation = batch.escalation
+    if recipe.escalate is not None:
+        escalation = escalation_of(deployment, recipe.escalate, recipe)
     if escalation is not None:
         from tidemill.batch.table.cascade_keys import check_cascade
 

@@ -20,6 +20,7 @@ from tidemill.batch.batch_request import (
 )
 from tidemill.batch.creation_order import creation_ns
 from tidemill.batch.errors import InvalidOption
+from tidemill.batch.escalation import Escalation
 from tidemill.batch.model import Batch, BatchError, Options, Source
 from tidemill.batch.object_keys import (
     DROP_TENANT,
@@ -85,7 +86,7 @@ def create_batch_of_drop(
     optional: dict[str, Any] = {}
     try:
         optional = yield from webhook_of(deployment, tenant, options, "webhook-url", now)
-        optional["escalation"] = escalation_of(deployment, options.escalate, options)
+        optional["escalation"] = requested_escalation(deployment, options)
     except InvalidOption as exc:
         errors = (*errors, _error_of(exc))
     errors = (*errors, *_key_errors(drop.key, drop_tenants=settings.drop_tenants))
@@ -147,7 +148,7 @@ def create_batch(
             expires_at=expires_at,
             expires=deployment.settings.forget_at(expires_at),
             endpoint=params.endpoint,
-            escalation=escalation_of(deployment, options.escalate, options),
+            escalation=requested_escalation(deployment, options),
             **(yield from webhook_of(deployment, tenant, options, "webhook_url", now)),
         )
         made = yield from deployment.table.create_batch(batch)
@@ -169,6 +170,12 @@ def _options_of_drop(
         return parse_options(user_metadata, default_window), ()
     except InvalidOption as exc:
         return Options(default_window), (_error_of(exc),)
+
+
+def requested_escalation(deployment: Deployment, options: Options) -> Escalation | None:
+    """Return the second model of a batch's options, if any; raises InvalidOption."""
+    name = options.escalate
+    return None if name is None else escalation_of(deployment, name, options)
 
 
 def _key_errors(key: str, *, drop_tenants: bool) -> list[BatchError]:

@@ -31,8 +31,7 @@ from ..errors import NotThere
 from ..inputs.row_sources import row_sources
 from ..lifecycle.announce import announce
 from ..lifecycle.erasure import BatchErased
-from .escalation import escalation_of
-from .new_batch import webhook_of
+from .new_batch import requested_escalation, webhook_of
 
 # Failures of a larger error file are counted by intake: an API Lambda has half a minute.
 _MAX_COUNTED_BYTES: Final = 4 * 2**20
@@ -114,7 +113,7 @@ def _new_batch(
         expires_at=expires_at,
         expires=deployment.settings.forget_at(expires_at),
         endpoint=old.endpoint,
-        escalation=escalation_of(deployment, options.escalate, options),
+        escalation=requested_escalation(deployment, options),
         retry=params.retry,
         **(yield from webhook_of(deployment, old.tenant, options, "webhook_url", now)),
     )

@@ -166,8 +166,8 @@ def test_a_chat_decides_unsure_rows_of_both_kinds(second: str, tmp_path: Path) -
     assert main(["run", str(source), "-o", str(alone), "--model", FIRST, "--any-model"]) == 0
     early = [json.loads(line) for line in alone.read_text().splitlines()]
     below = sorted(map(_share, early))[6]
-    given = (source, "-o", target, "--escalate", second, "--escalate-by", "chat")
-    given = (*given, "--escalate-below", below)
+    escalate = ("--escalate", second, "--escalate-by", "chat", "--escalate-below", below)
+    given = (source, "-o", target, *escalate)
     with pytest.raises(EngineLost):
         _run(*given, load=_loading(second))
     assert _run(*given, "--resume") == 0

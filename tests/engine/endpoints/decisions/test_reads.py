@@ -146,7 +146,7 @@ async def test_a_chat_decides_with_the_confidence_of_its_constrained_answer(
         listed.format(3, "How big?", "a", "b"),
     ]
     asks = "Answer with a JSON object that has the text of one option for each question number."
-    message = "\n\n".join(["Decide.", BODY["input"], *questions, asks])
+    message = "\n\n".join(["Decide.", str(BODY["input"]), *questions, asks])
     texts = [["Yes", "No"], ["city", "river", "true"], ["a", "b"]]
     schema = {
         "type": "object",
