@@ -89,7 +89,15 @@ def check_gold(
                 f"the prompt contains `{column}`, the gold answers: the model must not see them, "
                 "so remove it from the prompt"
             )
-    if read is None or not plan.gold:
+    if read is not None:
+        check_gold_answers(plan, questions, read)
+
+
+def check_gold_answers(
+    plan: CalibrationPlan, questions: Sequence[TableQuestion], read: ReadColumns
+) -> None:
+    """Raise RecipeError for a gold column with an invalid answer, or with too few answers."""
+    if not plan.gold:
         return
     options = [options_of(each) for each in questions if each.name in plan.gold]
     counts = _count_gold(plan, options, read)

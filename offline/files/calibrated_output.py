@@ -27,7 +27,7 @@ from tidemill.batch.table.questions import (
 )
 from tidemill.batch.table.reader import Table, open_table
 from tidemill.batch.table.result_columns import PREFIX
-from tidemill.batch.table.table_calibration import fit_calibration, raw_rows
+from tidemill.batch.table.table_calibration import check_gold_answers, fit_calibration, raw_rows
 from tidemill.batch.table.writer import open_writer
 
 from ..console.errors import BadInput, Refused
@@ -56,6 +56,7 @@ def calibrate_output(
             gold = None if path is None else read_gold(path, id_column, options)
             plan = plan_of(keys, options, saved, gold)
             _check_gold_columns(plan, decided.kept)
+            check_gold_answers(plan, decided.questions, decided.read)
             calibration = fit_calibration(plan, decided.questions, decided.batches(plan))
             calibration.check_fitted()
             with open_new_file(str(target)) as new, new.opened() as out:

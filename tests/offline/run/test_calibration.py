@@ -96,6 +96,8 @@ def test_a_csv_output_is_calibrated_like_a_parquet_one(
     assert main(["calibrate", str(target)]) == 2
     assert main(["calibrate", str(target), "--gold", "lable"]) == 2
     assert "`lable` is not a column of the output" in capsys.readouterr().err
+    assert main(["calibrate", str(target), "--gold", "text"]) == 2
+    assert "column `text`, row 2: " in capsys.readouterr().err
 
 
 def test_gold_answers_may_be_in_another_table(
