@@ -19,10 +19,11 @@ from threading import Lock, Timer
 
 _PAUSE_SECONDS = 1.0
 _MAX_SECONDS = 10.0
-# Parameters of mallopt in malloc.h, and glibc's largest values: of the free bytes that are kept at
-# an arena's end, an int, and of the bytes from which an allocation is a mapping of its own.
+# Parameters of mallopt in malloc.h: the free bytes that are kept at an arena's end, and the size
+# from which an allocation is a mapping of its own, at most this.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MOST_KEPT_BYTES, _MAPPED_BYTES = 2**30, 2**25
+_OF_GLIBC = frozenset({"GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_"})
 
 
 class HeapTrimmer:
@@ -77,9 +78,9 @@ def trim_heap() -> None:
 def keep_heap() -> None:
     """Keep freed memory for the next step, until `trim_heap`.
 
-    glibc's environment variable `MALLOC_TRIM_THRESHOLD_` has priority.
+    glibc's environment variables have priority, even if they are empty.
     """
-    if sys.platform != "linux" or "MALLOC_TRIM_THRESHOLD_" in os.environ:
+    if sys.platform != "linux" or os.environ.keys() & _OF_GLIBC:
         return
     if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT_BYTES)

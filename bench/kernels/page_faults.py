@@ -1,11 +1,12 @@
 """Page faults of a run: how much fresh memory the engine touches, per step and in total.
 
     python -m bench.kernels.page_faults out/bench/46m [--file base] [--rows 64] [--runs 3] \
-        [--with THP_MEM_ALLOC_ENABLE=1 …]
+        [--with GLIBC_TUNABLES= THP_MEM_ALLOC_ENABLE=1 …]
 
 Each run is a separate process, and all variants run in turns: the plain one, and one for each
-`--with`, which sets environment variables (several, separated by commas). Faults are exact on a
-busy machine; seconds need a quiet one. A fault takes 4 KiB of memory, or 2 MiB with huge pages.
+`--with`, which sets environment variables (several, separated by commas). An empty `GLIBC_TUNABLES`
+leaves glibc's defaults (`engine/heap_trim.py`). Faults are exact on a busy machine; seconds need a
+quiet one. A fault takes 4 KiB of memory, or 2 MiB with huge pages.
 """
 
 from __future__ import annotations
