@@ -20,7 +20,7 @@ from threading import Lock, Timer
 _PAUSE_SECONDS = 1.0
 _MAX_SECONDS = 10.0
 # Parameters of mallopt in malloc.h: the free bytes that are kept at an arena's end, and the size
-# from which an allocation is a mapping of its own, at most this.
+# from which an allocation is a separate mapping, at most this.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MOST_KEPT_BYTES, _MAPPED_BYTES = 2**30, 2**25
 _OF_GLIBC = frozenset({"GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_"})
