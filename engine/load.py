@@ -12,6 +12,7 @@ from tidemill.protocol.contract import EngineError, EngineInfo
 
 from .config import EngineConfig
 from .endpoints.dispatcher import Dispatcher
+from .heap_trim import keep_heap
 from .model.config.device import choose_device, step_limits
 from .model.load_timing import downloading, step_seconds, timed
 from .storage.disk_cache import sources_digest
@@ -46,6 +47,8 @@ def load_served(
     with timed("load"):
         loaded = task.load(config, folder=folder, chat_template=chat_template)
     is_gpu = loaded.device.type == "cuda"
+    if not is_gpu:
+        keep_heap()
     info = EngineInfo(
         model=config.model,
         revision=None if source is None else snapshot_commit(source),

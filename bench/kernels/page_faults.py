@@ -1,11 +1,12 @@
 """Page faults of a run: how much fresh memory the engine touches, per step and in total.
 
     python -m bench.kernels.page_faults out/bench/46m [--file base] [--rows 64] [--runs 3] \
-        [--with THP_MEM_ALLOC_ENABLE=1 …]
+        [--with GLIBC_TUNABLES= THP_MEM_ALLOC_ENABLE=1 …]
 
 Each run is a separate process, and all variants run in turns: the plain one, and one for each
-`--with`, which sets environment variables (several, separated by commas). Faults are exact on a
-busy machine; seconds need a quiet one. A fault takes 4 KiB of memory, or 2 MiB with huge pages.
+`--with`, which sets environment variables (several, separated by commas). An empty `GLIBC_TUNABLES`
+leaves glibc's defaults (`engine/heap_trim.py`). Faults are exact on a busy machine; seconds need a
+quiet one. A fault takes 4 KiB of memory, or 2 MiB with huge pages.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Cost(NamedTuple):
     resident_mib: float
 
 
-def run(model: str, file: str, num_rows: int, dtype: str, max_tokens: int | None) -> Cost:
+def run(config: EngineConfig, file: str, num_rows: int, max_tokens: int | None) -> Cost:
     """Run the first rows of a file in this process, with answers of at most `max_tokens`."""
     requests = [json.loads(line) for line in itertools.islice(lines(file), num_rows)]
     for request in requests:
@@ -52,7 +53,7 @@ def run(model: str, file: str, num_rows: int, dtype: str, max_tokens: int | None
         del body["model"]
         body["max_tokens"] = min(body["max_tokens"], max_tokens or body["max_tokens"])
     started = resource.getrusage(resource.RUSAGE_SELF)
-    with closing(load_served(EngineConfig(model, dtype=dtype, device="cpu"))) as served:
+    with closing(load_served(config)) as served:
 
         async def run_all() -> None:
             replies = await asyncio.gather(
@@ -103,7 +104,8 @@ def main() -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        print(json.dumps(run(given.model, given.file, given.rows, given.dtype, given.max_tokens)))
+        config = EngineConfig(given.model, dtype=given.dtype, device="cpu")
+        print(json.dumps(run(config, given.file, given.rows, given.max_tokens)))
         return
     own = [given.model, "--file", given.file, "--rows", str(given.rows), "--dtype", given.dtype]
     own += [] if given.max_tokens is None else ["--max-tokens", str(given.max_tokens)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Several
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -173,15 +173,11 @@ class StateCache:
         if num_copied < self._fewest_copied:
             return placement
         sources = tuple(beginning.page for beginning in beginnings)
-        needed = _by_pool(
-            [
-                *placement.needed,
-                *(
-                    (group.pool, group.pool.num_unheld([page]))
-                    for group, page in zip(self._copying, sources, strict=True)
-                ),
-            ]
+        unheld = (
+            (group.pool, group.pool.num_unheld([page]))
+            for group, page in zip(self._copying, sources, strict=True)
         )
+        needed = _by_pool(chain(placement.needed, unheld))
         copying = placement._replace(needed=needed, num_copied=num_copied, sources=sources)
         return copying if copying.fits else placement
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
 import sys
 from pathlib import Path
 from threading import Event, Thread
@@ -65,3 +66,37 @@ def test_memory_freed_by_a_thread_is_returned() -> None:
     before = resident()
     trim_heap()
     assert resident() < before - 50_000_000
+
+
+FAULTS = """
+import ctypes, resource, sys
+from tidemill.engine.heap_trim import keep_heap
+c = ctypes.CDLL(None)
+c.malloc.restype, c.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+if sys.argv[1] == "keep":
+    keep_heap()
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(3):
+    before = faults()
+    pointers = [c.malloc(6 << 20) for _ in range(8)]
+    for pointer in pointers:
+        ctypes.memset(pointer, 1, 6 << 20)
+    for pointer in pointers:
+        c.free(pointer)
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's mallopt")
+def test_the_tensors_of_a_step_touch_no_fresh_memory_in_the_next_one() -> None:
+    """Memory that a step has freed is used again; glibc's defaults return most of it."""
+
+    def faults(way: str) -> int:
+        command = [sys.executable, "-c", FAULTS, way]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        return int(done.stdout)
+
+    num_pages = (48 << 20) // 4096
+    assert faults("default") > num_pages // 2
+    assert faults("keep") < num_pages // 20
