@@ -195,11 +195,11 @@ def parse_line(raw: RawLine, *, in_slices: bool = False) -> Line:
     infinities pass here, so that the body's own check can answer that one row with a 400.
     """
     fields = _parse_object(raw, in_slices=in_slices)
-    custom_id, url, body = fields.get("custom_id"), fields.get("url"), fields.get("body")
-    method = fields.get("method", METHOD)
-    is_request = type(custom_id) is str and type(url) is str and type(body) is dict
-    if not is_request or type(method) is not str or ROW_ERROR in fields:
+    get, method = fields.get, fields.get("method", METHOD)
+    is_named = type(get("custom_id")) is str and type(get("url")) is str
+    if not (is_named and type(get("body")) is dict and type(method) is str) or ROW_ERROR in fields:
         _check_fields(raw, fields)
+    custom_id, url, body = fields["custom_id"], fields["url"], fields["body"]
     digest = raw.digest
     return Line(raw.number, custom_id, url, body, digest, f"req_{digest}", method)
 
