@@ -127,7 +127,9 @@ class RawLine(NamedTuple):
         """24 hex digits of the line's number and bytes: unique, and the same in every run."""
         if self.overlong is not None:
             return self.overlong.digest
-        return _digest_of(self.number, self.data).hexdigest()
+        digest = blake2b(self.number.to_bytes(8, "little"), digest_size=_DIGEST_BYTES)
+        digest.update(self.data)
+        return digest.hexdigest()
 
 
 class Line(NamedTuple):
@@ -172,7 +174,8 @@ def read_lines(
 
 def _skip(stream: BytesByLine, number: int, start: bytes, limit: int) -> Overlong:
     """Read to the end of a line that began with `start`, and keep only its length and digest."""
-    digest = _digest_of(number, start)
+    digest = blake2b(number.to_bytes(8, "little"), digest_size=_DIGEST_BYTES)
+    digest.update(start)
     num_bytes = len(start)
     ended = False
     while not ended and (chunk := stream.readline(_SKIP_BYTES)):
@@ -181,12 +184,6 @@ def _skip(stream: BytesByLine, number: int, start: bytes, limit: int) -> Overlon
         digest.update(content)
         num_bytes += len(content)
     return Overlong(num_bytes, limit, digest.hexdigest())
-
-
-def _digest_of(number: int, data: bytes) -> blake2b:
-    digest = blake2b(number.to_bytes(8, "little"), digest_size=_DIGEST_BYTES)
-    digest.update(data)
-    return digest
 
 
 def parse_line(raw: RawLine, *, in_slices: bool = False) -> Line:
@@ -198,6 +195,17 @@ def parse_line(raw: RawLine, *, in_slices: bool = False) -> Line:
     infinities pass here, so that the body's own check can answer that one row with a 400.
     """
     fields = _parse_object(raw, in_slices=in_slices)
+    get, method = fields.get, fields.get("method", METHOD)
+    is_named = type(get("custom_id")) is str and type(get("url")) is str
+    if not (is_named and type(get("body")) is dict and type(method) is str) or ROW_ERROR in fields:
+        _check_fields(raw, fields)
+    custom_id, url, body = fields["custom_id"], fields["url"], fields["body"]
+    digest = raw.digest
+    return Line(raw.number, custom_id, url, body, digest, f"req_{digest}", method)
+
+
+def _check_fields(raw: RawLine, fields: dict[str, Any]) -> None:
+    """Raise LineError for the error of a row of a table, or a field of another type."""
     custom_id = fields.get("custom_id")
     known_id = custom_id if isinstance(custom_id, str) else None
     if isinstance(row_error := fields.get(ROW_ERROR), dict):
@@ -220,9 +228,6 @@ def parse_line(raw: RawLine, *, in_slices: bool = False) -> Line:
             param="method",
             custom_id=known_id,
         )
-    digest = raw.digest
-    url, body = fields["url"], fields["body"]
-    return Line(raw.number, str(custom_id), url, body, digest, f"req_{digest}", method)
 
 
 def _parse_object(raw: RawLine, *, in_slices: bool) -> dict[str, Any]:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 DEFAULT_LINES = (10_000, 1_000_000)
 ROWS = ("chat", "vectors", "vectors-base64")
 _DIMENSIONS = 1_024
+# As of an engine on a CPU: it limits the lines in flight.
+_MAX_NUM_SEQS = 256
 _MIB = 2**20
 
 
@@ -105,7 +107,7 @@ class NullEngine:
         """Do nothing: there is no model to load."""
         from tidemill.protocol.contract import EngineInfo
 
-        return EngineInfo("null", None, "none", "none", 0, 1)
+        return EngineInfo("null", None, "none", "none", 0, _MAX_NUM_SEQS)
 
     def stats(self) -> EngineStats:
         """Do nothing: no request is ever running."""

@@ -12,7 +12,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from tidemill.protocol.bodies import error_body
 from tidemill.protocol.constraints.request import AUTOMATON_FIELDS, asks_for_automaton
@@ -35,9 +35,10 @@ from ..loop.core import StepOutput
 from ..loop.engine import Engine
 from .backpressure import SHORT_BYTES, BoundedExecutor, body_size
 from .endpoint import (
+    DraftingEndpoint,
     Endpoint,
     EngineResult,
-    FetchStep,
+    FetchingEndpoint,
     FollowedStream,
     FollowUps,
     Prepared,
@@ -281,11 +282,12 @@ class Dispatcher:
     ) -> Prepared[Any, Any]:
         """Return a prepared body; its media count against the limits until `stack` exits."""
         # Not `isinstance`: a protocol's check takes longer than the rest of a short row.
-        fetch: FetchStep | None = getattr(endpoint, "fetched", None)
-        fetched = None if fetch is None else fetch(body)
+        fetched = None
+        if hasattr(endpoint, "fetched"):
+            fetched = cast("FetchingEndpoint", endpoint).fetched(body)
         if fetched is None and metadata.priority == 0 and hasattr(endpoint, "draft"):
-            size = body_size(body)
-            draft = endpoint.draft(body, metadata) if size <= SHORT_BYTES else None
+            size, drafting = body_size(body), cast("DraftingEndpoint[Any, Any]", endpoint)
+            draft = drafting.draft(body, metadata) if size <= SHORT_BYTES else None
             if draft is not None:
                 return await self._reading.read(draft, size)
         if fetched is None:

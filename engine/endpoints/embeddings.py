@@ -18,7 +18,7 @@ from tidemill.protocol.routes import EMBEDDINGS
 from ..scheduling.encoding import EncodingRequest, EncodingResult
 from .encoder_requests import EncoderModel, EncodingRequestBuilder
 from .endpoint import Prepared, RequestMetadata
-from .text_batches import TextDraft
+from .text_draft import TextDraft
 from .vectors import as_base64, as_numbers, check_finite, normalize
 
 _Prepared = Prepared[EncodingRequest, EmbeddingRequest]

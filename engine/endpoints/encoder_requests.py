@@ -18,7 +18,7 @@ from ..scheduling.encoding import EncodingRequest
 from ..text.chat_template import ChatTemplate
 from ..text.truncation import TruncatingTokenizer, Truncation
 from .request_bounds import check_pair_chars
-from .text_batches import TextDraft
+from .text_draft import TextDraft
 
 _MAX_NAMES_SHOWN = 20
 

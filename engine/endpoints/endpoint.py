@@ -13,7 +13,7 @@ from tidemill.protocol.routes import Route
 from tidemill.protocol.stream import StreamOptions
 
 from ..scheduling.token_logprobs import TokenLogprobs
-from .text_batches import TextDraft
+from .text_draft import TextDraft
 
 
 class EngineResult(Protocol):

@@ -24,7 +24,7 @@ from tidemill.protocol.scoring import RerankRequest, ScoreRequest, rerank_body, 
 from ..scheduling.encoding import EncodingRequest, EncodingResult
 from .encoder_requests import EncoderModel, EncodingRequestBuilder
 from .endpoint import Prepared, RequestMetadata
-from .text_batches import TextDraft
+from .text_draft import TextDraft
 from .vectors import as_numbers, check_finite, normalize
 
 Numbers = NDArray[np.float64]

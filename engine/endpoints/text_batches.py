@@ -8,48 +8,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+from .text_draft import TextDraft
 
 MAX_BATCH_BYTES = 2**18
 
 _Value = TypeVar("_Value")
-_Other = TypeVar("_Other")
-
-
-class TextReader(Protocol):
-    """A tokenizer of whole texts, for threads."""
-
-    def read(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Any]:
-        """Return the encoding of each text."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextDraft(Generic[_Value]):
-    """A value that lacks only the encodings of some texts, which `complete` receives."""
-
-    reader: TextReader
-    texts: Sequence[str]
-    add_special_tokens: bool
-    complete: Callable[[list[Any]], _Value]
-
-    def read(self) -> _Value:
-        """Tokenize the texts and return the value."""
-        return self.complete(
-            self.reader.read(self.texts, add_special_tokens=self.add_special_tokens)
-        )
-
-    def then(self, function: Callable[[_Value], _Other]) -> TextDraft[_Other]:
-        """Return a draft of a function's value."""
-        complete = self.complete
-        return TextDraft(
-            self.reader,
-            self.texts,
-            self.add_special_tokens,
-            lambda encodings: function(complete(encodings)),
-        )
 
 
 class _Waiting(NamedTuple):

@@ -72,14 +72,16 @@ class LineIndex:
             self._records += _RECORD.pack(start, num_bytes, number, 0, 0, 0, *_NO_PREFIXES)
             return
         key, max_tokens, body_hash = describe(body, settings)
-        crc, begin, prefixes = 0, 0, []
+        crc, begin, prefixes, length = 0, 0, [], len(key)
         for end in PREFIX_BYTES:
-            if begin < len(key):
-                crc, begin = crc32(key[begin:end], crc), end
+            if begin >= length:  # longer prefixes are the whole prompt, too
+                break
+            crc, begin = crc32(key[begin:end], crc), end
             prefixes.append(crc)
+        prefixes += [crc] * (len(PREFIX_BYTES) - len(prefixes))
         self._keys.write(key[:MAX_KEY_BYTES])
         self._records += _RECORD.pack(
-            start, num_bytes, number, min(len(key), _MAX_COUNT), max_tokens, body_hash, *prefixes
+            start, num_bytes, number, min(length, _MAX_COUNT), max_tokens, body_hash, *prefixes
         )
 
     def span(self, place: int) -> tuple[int, int, int]:

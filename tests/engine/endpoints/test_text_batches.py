@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.engine.scripted_encoder import SCORE, Scene, encoder_model
-from tidemill.engine.endpoints.text_batches import TextBatcher, TextDraft
+from tidemill.engine.endpoints.text_batches import TextBatcher
+from tidemill.engine.endpoints.text_draft import TextDraft
 
 EMBEDDINGS = "/v1/embeddings"
 
