@@ -25,10 +25,9 @@ IDS = [f"c{number}" for number in range(len(BODIES))]
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a small batch take several reads and flushes, and limit retries."""
+    """Make a small batch take several reads and flushes."""
     monkeypatch.setattr(batch_run, "_READ_LINES", 2)
     monkeypatch.setattr(batch_run, "FLUSH_SECONDS", 0.005)
-    monkeypatch.setattr(rig, "SECONDS", 30)
 
 
 async def ended(local: Local, batch_id: str) -> dict[str, Any]:
