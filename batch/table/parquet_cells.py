@@ -33,7 +33,10 @@ _CODECS: Final = {0: "", 1: "Snappy", 2: "gzip"}
 
 
 class NotReadHere(Exception):
-    """A column whose cells are read only after the upload; the message has the reason."""
+    """A column whose cells are read only after the upload; the message has its name and why."""
+
+    def __init__(self, column: str, reason: str) -> None:
+        super().__init__(f"column `{column}` cannot be read here, because {reason}")
 
 
 def first_bytes(footer: Footer, name: str) -> tuple[int, int]:
@@ -43,7 +46,7 @@ def first_bytes(footer: Footer, name: str) -> tuple[int, int]:
         start = min(column[field] for field in (9, 11) if column.get(field, 0) > 0)
         return start, start + max(0, min(column[7], MAX_COLUMN_BYTES))
     except _DAMAGE as exc:
-        raise NotReadHere("the footer is damaged") from exc
+        raise NotReadHere(name, "the footer is damaged") from exc
 
 
 def first_cells(footer: Footer, name: str, data: bytes) -> list[Any]:
@@ -56,7 +59,7 @@ def first_cells(footer: Footer, name: str, data: bytes) -> list[Any]:
         pages = _pages(data, column[4])
         return [*islice(_cells(pages, column[1], is_optional=element.get(3) == 1), _NUM_CELLS)]
     except (*_DAMAGE, struct.error, zlib.error) as exc:
-        raise NotReadHere("its first page is too large or damaged") from exc
+        raise NotReadHere(name, "its first page is too large or damaged") from exc
 
 
 def _column(footer: Footer, name: str) -> tuple[Mapping[int, Any], Mapping[int, Any]]:
@@ -68,15 +71,15 @@ def _column(footer: Footer, name: str) -> tuple[Mapping[int, Any], Mapping[int, 
         )
         element = next(each for each in footer.schema[1:] if each[4] == path[0])
     except (StopIteration, *_DAMAGE) as exc:
-        raise NotReadHere("it has nested values, or is encrypted") from exc
+        raise NotReadHere(name, "it has nested values, or is encrypted") from exc
     kind, converted = column.get(1), element.get(6)
     logical = next(iter(element.get(10) or {}), None)
     is_text = kind == _BYTE_ARRAY and (converted == _UTF8 or logical == _STRING)
     is_number = kind in _NUMBERS and converted in _SIGNED and logical in {None, _INTEGER}
     if not (is_text or is_number or kind == _BOOLEAN) or element.get(3) == 2:
-        raise NotReadHere("its type is neither text nor a number")
+        raise NotReadHere(name, "its type is neither text nor a number")
     if column.get(4) not in _CODECS:
-        raise NotReadHere("its compression is neither Snappy nor gzip")
+        raise NotReadHere(name, "its compression is neither Snappy nor gzip")
     return column, element
 
 
