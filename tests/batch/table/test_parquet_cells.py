@@ -48,7 +48,7 @@ def test_cells_are_those_that_arrow_reads(
     version: str,
     use_dictionary: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
-    """Pages of both versions, compressions and encodings have the same cells, with and without nulls."""
+    """Pages of both versions, each compression and encoding have the same cells, nulls included."""
     options = {"compression": compression, "data_page_version": version}
     table = pa.table(COLUMNS)
     data = written(table, use_dictionary=use_dictionary, **options)
