@@ -10,6 +10,13 @@ from pydantic import Base64Bytes, BaseModel, Field
 from .file_check import CheckOptions, FileCheck, FileStart, check_file
 
 
+class FilePart(BaseModel):
+    """Bytes of a file from byte `start` on."""
+
+    start: Annotated[int, Field(ge=0)]
+    data: Base64Bytes
+
+
 class CheckRequest(BaseModel):
     """A file that a browser wants to upload: its beginning, and the choices in the form."""
 
@@ -17,6 +24,7 @@ class CheckRequest(BaseModel):
     bytes: Annotated[int, Field(ge=0)]
     head: Base64Bytes
     tail: Base64Bytes = b""
+    parts: list[FilePart] = []
     recipe: dict[str, Any] | None = None
     on_invalid_line: Literal["fail", "skip"] = "fail"
     strict_parameters: bool = False
@@ -24,4 +32,5 @@ class CheckRequest(BaseModel):
     def check(self, models: Mapping[str, str]) -> FileCheck:
         """Return what intake would say about the file, as far as its first bytes show."""
         options = CheckOptions(models, self.recipe, self.on_invalid_line, self.strict_parameters)
-        return check_file(FileStart(self.name, self.bytes, self.head, self.tail), options)
+        parts = {part.start: part.data for part in self.parts}
+        return check_file(FileStart(self.name, self.bytes, self.head, self.tail, parts), options)

@@ -10,7 +10,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pydantic_core import to_json
@@ -32,6 +32,7 @@ from tidemill.batch.fleet import WorkerRate
 from tidemill.batch.model import OnInvalidLine
 from tidemill.batch.table.detection import detect_table
 from tidemill.batch.table.errors import RecipeError, TableError
+from tidemill.batch.table.parquet_cells import NotReadHere, first_bytes, first_cells
 from tidemill.batch.table.parquet_sizes import Footer, read_footer
 from tidemill.batch.table.questions import check_free_columns
 from tidemill.batch.table.recipe import Recipe, TableFormat, parse_recipe
@@ -47,6 +48,9 @@ _PACKED_PIECE: Final = 2**12
 _MAX_RENDERED: Final = 200
 _RENDER_SECONDS: Final = 2.0
 """Limit for the rows of a table; a slow template may need a fifth of a second for each."""
+
+_MAX_RANGE_BYTES: Final = 3 * 2**19
+"""Limit for the parts of a Parquet file that a browser sends, because the body has one."""
 
 _MAX_SHOWN: Final = 3
 _MAX_CHARS: Final = 1_200
@@ -70,13 +74,15 @@ _CUT: Final = "unexpected end of data"  # the csv module, in a quoted cell
 class FileStart:
     """A file as a browser sends it: its name, its size and its first bytes, or all of them.
 
-    `tail` is the end of a Parquet file, with its footer.
+    `tail` is the end of a Parquet file, with its footer, and `parts` are other bytes of it by the
+    place of the first one.
     """
 
     name: str
     num_bytes: int
     head: bytes
     tail: bytes = b""
+    parts: Mapping[int, bytes] = field(default_factory=dict)
 
     @property
     def is_whole(self) -> bool:
@@ -108,7 +114,8 @@ class FileCheck:
 
     `errors` prevent the batch, `notes` do not. `num_rows` and `expected` are None if unknown, and
     extrapolated from `num_read` rows unless the number `is_exact`. A table without a recipe
-    `needs_recipe`. A batch of the first rows alone is possible if it `can_try`.
+    `needs_recipe`. A batch of the first rows alone is possible if it `can_try`. `ranges` are the
+    first and last places of the bytes with which another check could show the requests.
     """
 
     kind: str = "file"
@@ -130,6 +137,7 @@ class FileCheck:
     endpoint: str = ""
     requests: Sequence[Sequence[tuple[str, str]]] = ()
     expected: ExpectedTokens | None = None
+    ranges: Sequence[tuple[int, int]] = ()
 
     @property
     def can_start(self) -> bool:
@@ -460,9 +468,11 @@ def _of_recipe(error: RecipeError) -> str:
 
 def _check_binary(start: FileStart, form: TableFormat, options: CheckOptions) -> FileCheck:
     """Return the check of a Parquet or Arrow table, whose cells are not read here."""
-    notes = [
-        f"The rows of {_KINDS[form]}s are read only after the upload, so no prompts are shown."
-    ]
+    notes = (
+        ["The rows of Arrow tables are read only after the upload, so no prompts are shown."]
+        if form == "arrow"
+        else []
+    )
     check, footer, names = FileCheck(kind=_KINDS[form]), None, None
     if form == "parquet":
         tail = start.tail or start.head
@@ -478,25 +488,38 @@ def _check_binary(start: FileStart, form: TableFormat, options: CheckOptions) ->
     if names is None:
         notes.append("Its columns are not known before the upload: check their spelling.")
     check = replace(check, notes=notes, needs_recipe=options.recipe is None)
-    return check if options.recipe is None else _check_blind(check, options, names, footer)
+    if options.recipe is None:
+        return check
+    return _check_blind(check, options, names, footer, start.parts)
 
 
 def _check_blind(
-    check: FileCheck, options: CheckOptions, names: Sequence[str] | None, footer: Footer | None
+    check: FileCheck,
+    options: CheckOptions,
+    names: Sequence[str] | None,
+    footer: Footer | None,
+    parts: Mapping[int, bytes],
 ) -> FileCheck:
-    """Return the check of a recipe for rows that are not read, by a request with its parameters."""
+    """Return the check of a recipe by a request with its parameters, and by the first rows.
+
+    The first rows are those of a Parquet table whose first bytes of the columns are in `parts`.
+    """
     columns: Sequence[str] = ()
+    lines: Sequence[bytes] = ()
     try:
         if names is None:
             recipe = parse_recipe(options.recipe or {}, may_escalate=True)
         else:
             recipe, template = _compiled(options, names)
             columns = template.columns
+            if footer is not None:
+                check, lines = _first_lines(check, template, footer, parts)
     except RecipeError as exc:
         return replace(check, errors=(_of_recipe(exc),), num_errors=1)
     body = {**recipe.fields, **recipe.body_params}
     line = to_json({"custom_id": "1", "url": recipe.url, "body": body})
-    checked = _check_lines(check, (RawLine(1, line),), options, is_whole=True)
+    raw = [RawLine(number, each.rstrip(b"\n")) for number, each in enumerate(lines or [line], 1)]
+    checked = _check_lines(check, raw, options, is_whole=True)
     expected = None
     if footer is not None:
         cells = sum(
@@ -504,4 +527,32 @@ def _check_blind(
         )
         each = expected_tokens(body, len(line) + cells // max(1, footer.num_rows))
         expected = _times(each, footer.num_rows)
-    return replace(checked, requests=(), expected=expected, num_rows=check.num_rows, num_read=0)
+    requests = checked.requests if lines else ()
+    counts: dict[str, Any] = {"num_rows": check.num_rows, "num_read": len(lines)}
+    return replace(checked, requests=requests, expected=expected, **counts)
+
+
+def _first_lines(
+    check: FileCheck, template: RequestTemplate, footer: Footer, parts: Mapping[int, bytes]
+) -> tuple[FileCheck, Sequence[bytes]]:
+    """Return the requests of the first rows, or a check that says what is missing for them."""
+    try:
+        ranges = [first_bytes(footer, column) for column in template.columns]
+        if sum(end - start for start, end in ranges) > _MAX_RANGE_BYTES:
+            return _without_lines(check, "the columns of the prompt are too large"), ()
+        if any(start not in parts for start, _ in ranges):
+            return replace(check, ranges=ranges), ()
+        cells = {
+            column: first_cells(footer, column, parts[start])
+            for column, (start, _) in zip(template.columns, ranges, strict=True)
+        }
+    except NotReadHere as exc:
+        return _without_lines(check, str(exc)), ()
+    num_rows = min([_MAX_SHOWN, footer.num_rows, *map(len, cells.values())])
+    read = {name: values[:num_rows] for name, values in cells.items()}
+    return check, [*_in_time(template.lines(read, num_rows, 1))]
+
+
+def _without_lines(check: FileCheck, reason: str) -> FileCheck:
+    note = f"No prompts are shown before the upload: {printable(reason, 300)}."
+    return replace(check, notes=[*check.notes, note])

@@ -122,11 +122,15 @@ class Chunk(NamedTuple):
 
 
 class Footer(NamedTuple):
-    """The schema of a Parquet file, its number of rows, and the chunks of each row group."""
+    """The schema of a Parquet file, its number of rows, and the chunks of each row group.
+
+    `first_group` has the entries of the columns of the first row group, as they are.
+    """
 
     schema: Any
     num_rows: Any
     chunks: list[list[Chunk]]
+    first_group: Any = ()
 
     def columns(self) -> list[str]:
         """Return the names of the columns; raises TableError for a damaged schema."""
@@ -153,7 +157,8 @@ def read_footer(file: Any) -> Footer | None:
     try:
         footer = ThriftReader(file.read(num_bytes)).struct()
         chunks = [[_chunk(column) for column in group[1]] for group in footer.get(4, [])]
-        return Footer(footer.get(2, []), footer.get(3, 0), chunks)
+        first_group = footer[4][0][1] if footer.get(4) else ()
+        return Footer(footer.get(2, []), footer.get(3, 0), chunks, first_group)
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
 

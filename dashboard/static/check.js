@@ -1,6 +1,7 @@
 // Checks a chosen file before its upload: the server parses its first bytes and renders the result.
 
 import { load } from "./views.js";
+import { find } from "./words.js";
 
 const HEAD_BYTES = 65536;
 const FOOTER_END_BYTES = 8; // its length, and "PAR1"
@@ -14,7 +15,16 @@ export async function check(file, fields, isCurrent) {
     head: await base64Of(head), tail: await base64Of(await footerOf(file)), recipe: recipeOf(fields),
     on_invalid_line: fields.invalid, strict_parameters: fields.unknown === "refuse",
   };
-  return isCurrent() && load("/dashboard/view/check", "#check", { body });
+  const show = async () => isCurrent() && load("/dashboard/view/check", "#check", { body });
+  const isShown = await show();
+  const { ranges } = (isShown && find("#checked").dataset) || {};
+  if (!ranges) return isShown;
+  // Bytes with which the first rows of a Parquet table can be read.
+  body.parts = await Promise.all(ranges.split(",").map(async (range) => {
+    const [start, end] = range.split("-").map(Number);
+    return { start, data: await base64Of(file.slice(start, end)) };
+  }));
+  return show();
 }
 
 /** Return the recipe of a table as the form describes it; null without a prompt and questions. */

@@ -177,8 +177,8 @@ def test_rows_of_json() -> None:
         assert check.endpoint == "/v1/chat/completions"
 
 
-def test_the_footer_of_a_parquet_table() -> None:
-    """It has the columns and the exact number of rows; the cells are not read."""
+def test_the_first_rows_of_a_parquet_table() -> None:
+    """The footer has the columns and the number of rows; the browser sends the first cells."""
     table = pa.table(
         {"struct": [{"a": 1, "b": [1]}] * 5000, "text": [f"text {each}" for each in range(5000)]}
     )
@@ -191,6 +191,21 @@ def test_the_footer_of_a_parquet_table() -> None:
     assert check.expected is not None
     assert check.expected.output == 50_000
     assert "is not a column" in checked(sink.getvalue(), recipe={"prompt": "{{ x }}"}).errors[0]
+    assert not check.requests
+    assert 'data-ranges="' in page_of(check)
+    data = sink.getvalue()
+    parts = {at: data[at:end] for at, end in check.ranges}
+    start, models = FileStart("x", len(data), data[:9], data, parts), {"m": "m"}
+    check = check_file(start, CheckOptions(models, recipe))
+    assert [request[0][1].endswith(f"text {n}") for n, request in enumerate(check.requests)] == [
+        True
+    ] * 3
+    assert (check.num_rows, check.can_start, check.ranges) == (5000, True, ())
+    nested = {"prompt": "{{ struct }}", "params": {"model": "m"}}
+    [note] = check_file(start, CheckOptions(models, nested)).notes
+    assert "column `struct` cannot be read here, because it has nested values" in note
+    wrong = check_file(start, CheckOptions(models, recipe | {"id": "text", "prompt": "{{ 1/0 }}"}))
+    assert wrong.errors[0].startswith("Row 1: the prompt cannot be rendered")
 
 
 def test_the_estimate_uses_the_measured_rate_and_the_price() -> None:

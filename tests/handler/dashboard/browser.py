@@ -31,7 +31,7 @@ def find_chromium() -> Path | None:
 @contextmanager
 def running_chromium(executable: Path) -> Iterator[Browser]:
     """Run the browser until the block is left."""
-    expect.set_options(timeout=30_000)  # reached only when something hangs
+    expect.set_options(timeout=120_000)  # reached only when something hangs
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=executable,

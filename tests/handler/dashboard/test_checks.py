@@ -49,6 +49,7 @@ def test_the_estimate_uses_the_rate_of_the_model(cloud: Cloud) -> None:
         ({"head": 5}, 400),
         ({"bytes": -1}, 400),
         ({"name": "x" * 2000}, 400),
+        ({"parts": [{"start": -1, "data": ""}]}, 400),
         ({"recipe": "{{ text }}"}, 400),
         ({"name": "\u202e<b>\0", "recipe": {"prompt": [[[{"x": 1}]]]}}, 200),
         ({"head": b64encode(b"text\nhi").decode(), "recipe": {"prompt": 1}}, 200),

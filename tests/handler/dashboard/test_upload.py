@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import re
 import time
 from base64 import b64encode
@@ -10,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from playwright.sync_api import Page, Route, expect
 
@@ -183,6 +186,23 @@ def test_a_file_is_dropped_on_the_page(page: Page, cloud: Cloud, new_key: NewKey
     expect(page.locator("#chosen")).to_have_text("dropped.jsonl, 0 kB")
     expect(page.get_by_role("status")).to_contain_text("table of JSON rows, 1 row")
     assert page.locator("#file").evaluate("field => field.files[0].name") == "dropped.jsonl"
+
+
+def test_the_prompts_of_a_parquet_table_are_shown(
+    page: Page, cloud: Cloud, new_key: NewKey
+) -> None:
+    """The page sends the first bytes of the columns that the prompt names."""
+    del cloud
+    table = io.BytesIO()
+    pq.write_table(pa.table({"text": ["good", "bad"] * 30_000, "n": range(60_000)}), table)
+    sign_in(page, new_key("lab"), "#/new")
+    page.get_by_label("A JSONL file").set_input_files(
+        {"name": "x.parquet", "mimeType": "", "buffer": table.getvalue()}
+    )
+    expect(page.locator("#check")).to_contain_text("Parquet table, 60,000 rows")
+    page.get_by_label("Prompt for each row").fill("{{ n }}: {{ text }}")
+    expect(page.locator("#check .requests dd")).to_have_text(["0: good", "1: bad", "2: good"])
+    expect(page.get_by_role("button", name="Upload and start")).to_be_enabled()
 
 
 def test_the_first_rows_of_each_format(page: Page, cloud: Cloud, new_key: NewKey) -> None:
