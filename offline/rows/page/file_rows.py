@@ -55,7 +55,7 @@ class FileRows:
     def _requests_of(self, rows: Sequence[tuple[int, bytes | None]]) -> Requests:
         if self._requests is None:
             return Requests({}, _NO_FILE)
-        found = {}
+        found: dict[int, bytes] = {}
         for line, data in rows:
             facts = facts_of(data or b"")
             if facts is not None and facts.custom_id is not None:

@@ -82,7 +82,7 @@ def fixture_serve(tmp_path: Path) -> Serve:
 
 def lines_of(client: httpx.Client, **query: object) -> list[int | str]:
     """Return the lines of the rows on one page, and where the next page begins, if there is one."""
-    text = shown(client, **query)
+    text = shown(client, "rows", **query)
     following = re.findall(r'[?&;]after=(\d+)" id="rows-next"', text)
     return [*map(int, re.findall(r'id="row-(\d+)"', text)), *(f"after {at}" for at in following)]
 
