@@ -109,8 +109,8 @@ def name_files(
 
         shown = ", ".join(named[:_MAX_NAMED]) + (", …" if len(named) > _MAX_NAMED else "")
         hint = template_hint(named) or (
-            "run each of them, or all of their lines together: "
-            "cat FILES | tidemill run - -o rows.jsonl"
+            "run each of them, or all lines of JSONL files together: "
+            "cat FILES | tidemill run - -o rows.jsonl; for tables, pass a folder"
         )
         raise Refused(f"a run takes one file, but {len(named)} were given ({shown}): {hint}")
     name = named[0]

@@ -130,8 +130,9 @@ def test_several_files_are_refused_with_advice(
     """The command does not guess which one was meant."""
     assert main(typed.split()) == 2
     assert capsys.readouterr().err == (
-        "tidemill: a run takes one file, but 2 were given (a, b): run each of them, or all of "
-        "their lines together: cat FILES | tidemill run - -o rows.jsonl\n"
+        "tidemill: a run takes one file, but 2 were given (a, b): run each of them, or all "
+        "lines of JSONL files together: cat FILES | tidemill run - -o rows.jsonl; for tables, pass "
+        "a folder\n"
     )
 
 
