@@ -57,7 +57,7 @@ disk_cache.cache_folder = lambda: None if (folder := _cache_folder()) == SHARED_
 
 share_authorities()
 start_server = warm_start.install()
-# With so many, some start processes of `tidemill`.
+# A run of at least this many tests starts processes of `tidemill`.
 MANY_TESTS = 2_000
 
 # A shell's background job ignores Ctrl-C, and so would everything that tests start.

@@ -2,7 +2,7 @@
 
 Imports take up to three seconds of CPU time in each process. A server (`python -m tests.warm_start
 FD`) imports once, and clones itself for each command. With CLONE_PARENT the new process is a child
-of the one that asked: waiting, signals and process groups are as usual. The server starts after the
+of the requesting process: waiting, signals and process groups are as usual. The server starts after the
 collection of thousands of tests, or after the first test that could have used it.
 
 A command is started as usual on other systems, with other settings of Python or of a library, and
@@ -77,7 +77,7 @@ _CLONES: Final = {"x86_64": 56, "aarch64": 220}  # numbers of the system call
 _CLONE_PARENT: Final = 0x8000
 _MAX_BYTES: Final = 1 << 17
 _MAX_FDS: Final = 64
-# Words of commands that start processes of their own; each gets a server, as a child.
+# Words of commands that start other processes; each of them gets a server, as a child.
 _HAVE_CHILDREN: Final = frozenset({"worker", "serve", "launcher", "-dp", "--data-parallel-size"})
 _MODULE_COMMAND: Final = module_command("")[:-1]
 
