@@ -2,8 +2,8 @@
 
 Imports take up to three seconds of CPU time in each process. A server (`python -m tests.warm_start
 FD`) imports once, and clones itself for each command. With CLONE_PARENT the new process is a child
-of the requesting process: waiting, signals and process groups are as usual. The server starts after the
-collection of thousands of tests, or after the first test that could have used it.
+of the one that requested it: waiting, signals and process groups are as usual. The server starts
+after the collection of thousands of tests, or after the first test that could have used it.
 
 A command is started as usual on other systems, with other settings of Python or of a library, and
 if `TIDEMILL_COLD_STARTS` is set, as it is for `make test-all` and for tests of time limits.
