@@ -99,6 +99,7 @@ class WarmStarts:
         self.is_refused = False
         self._lock = threading.Lock()
         self._environment = _read_at_import(dict(os.environ))
+        self._ignored = _ignored_signals()
 
     def fork_exec(self, *arguments: Any) -> int:
         """Start a process like `_posixsubprocess.fork_exec`, whose arguments these are."""
@@ -117,7 +118,7 @@ class WarmStarts:
             or any(each is not None and each != -1 for each in ids)
             or not Path(place).is_dir()
             or _read_at_import(environment) != self._environment
-            or any(signal.getsignal(number) is signal.SIG_IGN for number in _KEPT_SIGNALS)
+            or _ignored_signals() != self._ignored
         ):
             return None
         fds = {number: number for number in kept if number != errors}
@@ -147,6 +148,7 @@ class WarmStarts:
         """Start the server if it is wanted, in the main thread: its processes may end with it."""
         if not (is_wanted or self._is_wanted) or self._connection is not None:
             return
+        self._ignored = _ignored_signals()  # as `nohup` does; the server inherits it
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._server = subprocess.Popen(
@@ -181,6 +183,10 @@ class WarmStarts:
 
 
 _KEPT_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _ignored_signals() -> list[bool]:
+    return [signal.getsignal(number) is signal.SIG_IGN for number in _KEPT_SIGNALS]
 
 
 def install(connection: socket.socket | None = None) -> Callable[..., None]:

@@ -206,7 +206,7 @@ def outcome(sequence: Sequence) -> object:
 def storm(seed: int) -> Storm:
     """Return short and long prompts, some with common prefixes, greedy or sampled, with stops."""
     rng = random.Random(seed)
-    common = rng.choices(range(3, VOCAB), k=11)
+    common = rng.choices(range(3, VOCAB), k=9)
     arrivals: dict[int, list[SequenceRequest]] = {}
     for index in range(12):
         prompt = (common if index % 3 else []) + rng.choices(range(3, VOCAB), k=rng.randint(1, 9))
