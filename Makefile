@@ -369,7 +369,7 @@ $(INSTALLED_NEWEST): pyproject.toml constraints.txt | $(INSTALLED_VENV)
 test-newest: $(TESTED) $(INSTALLED_NEWEST)
 	@if test -x $(NEWEST_VENV)/bin/python; then \
 	  echo "Running some of the tests on $$($(NEWEST_VENV)/bin/python -V)."; \
-	  PYTHONDONTWRITEBYTECODE= $(NEWEST_VENV)/bin/python -m pytest -m "not long and not alone" \
+	  $(COLD) PYTHONDONTWRITEBYTECODE= $(NEWEST_VENV)/bin/python -m pytest -m "not long and not alone" \
 	    $(FIXED_ORDER) $(SHARED) $(NEWEST_TESTS); \
 	else \
 	  echo "Skipped: no Python newer than $$($(BIN)/python -V | cut -d ' ' -f 2) was found."; fi

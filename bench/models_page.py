@@ -147,7 +147,8 @@ def page() -> str:
         others=_sentence("Tried", tried_types()),
         refused="\n".join(f"| {why} | {_listed(kinds)} |" for why, kinds in REFUSED_TYPES.items()),
         only_own=_sentence(
-            "With such a field, these are rejected", sorted({*ONLY_OWN_TYPES, *composed})
+            "With an unknown field that transformers reads, these are rejected",
+            sorted({*ONLY_OWN_TYPES, *composed}),
         ),
         left_out="\n".join(_left_out_rows()),
         tool_calls="\n".join(_sign_rows(TOOL_CALL_SIGNS)),

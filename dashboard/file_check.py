@@ -542,10 +542,11 @@ def _first_lines(
             return _without_lines(check, "the columns of the prompt are too large"), ()
         if any(start not in parts for start, _ in ranges):
             return replace(check, ranges=ranges), ()
-        cells = {
-            column: first_cells(footer, column, parts[start])
-            for column, (start, _) in zip(template.columns, ranges, strict=True)
-        }
+        cells, until = {}, time.monotonic() + _RENDER_SECONDS
+        for column, (start, _) in zip(template.columns, ranges, strict=True):
+            if time.monotonic() > until:
+                return _without_lines(check, "the columns of the prompt take too long"), ()
+            cells[column] = first_cells(footer, column, parts[start])
     except NotReadHere as exc:
         return _without_lines(check, str(exc)), ()
     num_rows = min([_MAX_SHOWN, footer.num_rows, *map(len, cells.values())])

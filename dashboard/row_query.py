@@ -60,6 +60,8 @@ class RowQuery:
             if len(fields.get(name, "")) > _MAX_TEXT:
                 raise BadQuery(f"The {_LABELS[name]} must have at most {_MAX_TEXT} characters.")
         line = _number(fields, "line")
+        if line == 0:
+            raise BadQuery("The line number must be at least 1.")
         return cls(
             status=status,  # type: ignore[arg-type]
             **{name: fields.get(name, "") for name in ("code", "reason", "text", "id")},

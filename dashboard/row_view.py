@@ -202,9 +202,9 @@ def columns_view(
 
     Columns of the request and the answer are fields; the answer's `text` needs no name.
     """
-    room = _Room(is_full=bool(json))
-    if facts.status == "failed":
-        parts = _error_parts(facts, room)
+    room, words = _Room(is_full=bool(json)), _words(facts)
+    if facts.status == "failed":  # a table has no status codes
+        parts, words = _error_parts(facts, room), tuple(map(_name, facts.reasons))
     else:
         rest = {name: text for name, text in answer.items() if name != "text"}
         parts = [room.parts("", answer["text"])] if answer.get("text") else []
@@ -213,7 +213,7 @@ def columns_view(
         line,
         facts,
         _name(facts.custom_id or ""),
-        _words(facts),
+        words,
         tuple(parts) or (Part(text="(empty answer)"),),
         tuple(_columns(request, room)),
         json=visible(json) if len(json) <= _CHARS_OF_ROW else "",

@@ -18,6 +18,9 @@ PAGE_ROWS: Final = 25
 SEARCHED_BYTES: Final = 16 * 2**20
 """Rows that one search reads at most: about half a second of an API Lambda."""
 
+NO_INPUT: Final = "The input file is no longer available."
+TOO_LONG: Final = "The request is too long to be read here."
+
 _FIRST_ROWS: Final = 3
 _MAX_DIGITS: Final = 16
 _TITLES: Final = {"failed": "Failed rows", "truncated": "Truncated rows", "": "First rows"}
@@ -168,7 +171,8 @@ def first_rows(source: RowSource, links: RowLinks, counts: RowCounts) -> str:
 def requests(source: RowSource, links: RowLinks, lines: str, page_rows: int = PAGE_ROWS) -> str:
     """Return the requests of lines, such as `1,2`, which the page puts next to their rows."""
     named = [text for text in lines.split(",") if text.isascii() and text.isdecimal()]
-    wanted = [int(text) for text in named[:page_rows] if len(text) <= _MAX_DIGITS]
+    numbers = [int(text) for text in named[:page_rows] if len(text) <= _MAX_DIGITS]
+    wanted = [number for number in numbers if number > 0]
     try:
         found = source.requests(wanted)
     except RowsUnavailable as exc:

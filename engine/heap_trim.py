@@ -23,7 +23,8 @@ _MAX_SECONDS = 10.0
 # from which an allocation is a separate mapping, at most this.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MOST_KEPT_BYTES, _MAPPED_BYTES = 2**30, 2**25
-_OF_GLIBC = frozenset({"GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_"})
+_LIMITS = ("TRIM_THRESHOLD", "MMAP_THRESHOLD", "TOP_PAD", "MMAP_MAX")
+_OF_GLIBC = frozenset({"GLIBC_TUNABLES", *(f"MALLOC_{name}_" for name in _LIMITS)})
 
 
 class HeapTrimmer:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
+from tidemill.batch.table.recipe_keys import RECIPE_KEYS
 from tidemill.engine.child_command import module_command
 from tidemill.offline.console.errors import OVER_LIMIT, ROWS_FAILED, STACKS, CliError
 from tidemill.offline.files.paths import card_path, is_path
@@ -113,7 +114,8 @@ def submit(file: str | Path, *, wait: bool = False, **flags: Any) -> dict[str, A
 
 def _flags_of(flags: Mapping[str, Any]) -> list[str]:
     typed = []
-    for name, value in flags.items():
+    for name, given in flags.items():
+        value = _typed(name, given)
         flag = f"--{name.replace('_', '-')}"
         _check_value(name, value)
         if value is True:
@@ -121,13 +123,22 @@ def _flags_of(flags: Mapping[str, Any]) -> list[str]:
         elif isinstance(value, (list, tuple)):
             if name in _JOINED:
                 typed.append(f"{flag}={','.join(map(str, value))}")
-            elif name in {"ask", "prior", "gold"}:
+            elif name in {"ask", "prior", "gold", "metadata"}:
                 typed += [f"{flag}={each}" for each in value]
             else:
                 typed += [flag, *map(str, value)]
         elif value is not None and value is not False:
             typed.append(f"{flag}={value}")
     return typed
+
+
+def _typed(name: str, value: Any) -> Any:
+    """Return a mapping as its flag has it: pairs of metadata, or JSON."""
+    if not isinstance(value, Mapping) or name in RECIPE_KEYS:
+        return value
+    if name == "metadata":
+        return [f"{key}={text}" for key, text in value.items()]
+    return json.dumps(value)
 
 
 def _check_value(name: str, value: Any) -> None:

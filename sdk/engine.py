@@ -71,7 +71,7 @@ Question = str | Mapping[str, Any]
 Questions = Question | Sequence[Question]
 """One question, or several."""
 
-_WITH_OPTIONS: Final = re.compile(r"\s*\w+\s*=[^:]*[|<][^:]*:")
+_WITH_OPTIONS: Final = re.compile(r"\s*\w+\s*=[^:|<]*[|<][^:]*:")
 
 
 @public
@@ -183,7 +183,7 @@ class Engine:
         >>> answer["type"], 0 <= answer["probability"] <= 1
         ('predicate', True)
         """
-        body = _decision(input, questions, params)
+        body = {**_fixed(questions, params), "input": input}
         answers: list[dict[str, Any]] = self.answer_one(body, url=_DECISIONS)["answers"]
         return answers
 
@@ -198,7 +198,8 @@ class Engine:
         """Return the answers of `decide` for each input; a failed one has its RequestFailed."""
         if isinstance(inputs, (str, Mapping)):
             raise TypeError("`inputs` must be a list of inputs: use `decide` for a single one")
-        bodies = [_decision(each, questions, params) for each in inputs]
+        fixed = _fixed(questions, params)
+        bodies = [{**fixed, "input": each} for each in inputs]
         answers = self.answer_many(bodies, url=_DECISIONS, progress=progress)
         return [
             answer if isinstance(answer, RequestFailed) else answer["answers"] for answer in answers
@@ -358,10 +359,8 @@ class Answers:
         )
 
 
-def _decision(
-    given: DecisionInput, questions: Questions, params: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the body of a decision; raises TidemillError for an unknown parameter."""
+def _fixed(questions: Questions, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body of decisions without input; raises TidemillError for unknown parameters."""
     if unknown := unknown_parameters(_DECISIONS, params):
         from tidemill.protocol.decisions.openai_body import DecisionRequest  # late: slow to load
 
@@ -370,7 +369,7 @@ def _decision(
             f"`{unknown[0]}` is not a parameter of {_DECISIONS}: use {', '.join(sorted(known))}"
         )
     each = [questions] if isinstance(questions, (str, Mapping)) else questions
-    return {**params, "input": given, "questions": [*map(_question, each)]}
+    return {**params, "questions": [*map(_question, each)]}
 
 
 def _question(given: Question) -> Mapping[str, Any]:

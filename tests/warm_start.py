@@ -1,12 +1,13 @@
 """Processes of `tidemill` that tests start: forked from one that has imported the libraries.
 
 Imports take up to three seconds of CPU time in each process. A server (`python -m tests.warm_start
-FD`) imports once, and clones itself for each command. With CLONE_PARENT the new process is a child
-of the requesting process: waiting, signals and process groups are as usual. The server starts after the
-collection of thousands of tests, or after the first test that could have used it.
+FD`) imports once, and clones itself for each command. With CLONE_PARENT the new process is the
+requester's child: waiting, signals and process groups are as usual. The server starts
+after the collection of thousands of tests, or after the first test that could have used it.
 
 A command is started as usual on other systems, with other settings of Python or of a library, and
-if `TIDEMILL_COLD_STARTS` is set, as it is for `make test-all` and for tests of time limits.
+if `TIDEMILL_COLD_STARTS` is set, as it is for `make test-all`, `make test-newest` and tests of time
+limits: forked commands share a hash seed and all imports.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -94,8 +96,10 @@ class WarmStarts:
         self._connection = connection
         self._is_ready = False
         self._is_wanted = False
+        self.is_refused = False
         self._lock = threading.Lock()
         self._environment = _read_at_import(dict(os.environ))
+        self._ignored = _ignored_signals()
 
     def fork_exec(self, *arguments: Any) -> int:
         """Start a process like `_posixsubprocess.fork_exec`, whose arguments these are."""
@@ -114,15 +118,21 @@ class WarmStarts:
             or any(each is not None and each != -1 for each in ids)
             or not Path(place).is_dir()
             or _read_at_import(environment) != self._environment
-            or any(signal.getsignal(number) is signal.SIG_IGN for number in _KEPT_SIGNALS)
+            or _ignored_signals() != self._ignored
         ):
             return None
         fds = {number: number for number in kept if number != errors}
         fds |= {at: at if fd == -1 else fd for at, fd in enumerate((stdin, stdout, stderr))}
         request = (target, [*fds], place, environment, bool(is_new_session), group)
         with self._lock:
-            can_start = self._can_start()
-            return self._ask(json.dumps(request).encode(), [*fds.values()]) if can_start else None
+            if not self._can_start():
+                return None
+            pid = self._ask(json.dumps(request).encode(), [*fds.values()])
+        while pid and is_new_session and os.getpgid(pid) != pid:  # the last step of its preparation
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                break
+            time.sleep(0.001)
+        return pid
 
     def _can_start(self) -> bool:
         """Return whether the server is ready."""
@@ -138,6 +148,7 @@ class WarmStarts:
         """Start the server if it is wanted, in the main thread: its processes may end with it."""
         if not (is_wanted or self._is_wanted) or self._connection is not None:
             return
+        self._ignored = _ignored_signals()  # as `nohup` does; the server inherits it
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._server = subprocess.Popen(
@@ -145,6 +156,8 @@ class WarmStarts:
                 cwd=ROOT,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                # One thread: the clone runs no handlers of `pthread_atfork`.
+                env=os.environ | {"JE_ARROW_MALLOC_CONF": "background_thread:false"},
             )
         atexit.register(self._close)
 
@@ -159,15 +172,21 @@ class WarmStarts:
         except OSError:  # a standard stream is closed, or the server has ended
             return None
         pid = int(answer or 0)
+        self.is_refused |= pid < 0
         return pid if pid > 0 else None  # -1 is all processes for `os.kill`
 
     def _close(self) -> None:
         if self._connection is not None and self._server is not None and os.getpid() == self._pid:
             self._connection.close()
+            self._server.kill()  # the processes that it has started are not its children
             self._server.wait()
 
 
 _KEPT_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _ignored_signals() -> list[bool]:
+    return [signal.getsignal(number) is signal.SIG_IGN for number in _KEPT_SIGNALS]
 
 
 def install(connection: socket.socket | None = None) -> Callable[..., None]:
@@ -188,7 +207,7 @@ def _target(command: list[str]) -> tuple[str, list[str]] | None:
     if command[: len(_MODULE_COMMAND)] == _MODULE_COMMAND:
         module, *arguments = command[len(_MODULE_COMMAND) :]
         return module, arguments
-    if command[1] in SCRIPTS:
+    if command[1:2] and command[1] in SCRIPTS:
         return command[1], command[2:]
     return None
 
@@ -323,6 +342,7 @@ def _text(number: int, like: Any, *, is_unbuffered: bool = False) -> io.TextIOWr
         binary,
         like.encoding,
         like.errors,
+        newline=None if number else "\n",
         line_buffering=number == 2 or binary.isatty(),
         write_through=is_unbuffered,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic_core import from_json, to_json
 
 from ..escalation import EscalateBy
-from .lines import RawLine
+from .lines import BOM, RawLine
 
 
 def escalated_line(raw: RawLine, by: EscalateBy, model: str | None = None) -> RawLine:
@@ -13,7 +13,7 @@ def escalated_line(raw: RawLine, by: EscalateBy, model: str | None = None) -> Ra
 
     The digest, and so the ID of its row, differs from that of the original line.
     """
-    line = from_json(raw.data)
+    line = from_json(raw.data.removeprefix(BOM))
     body = line["body"]
     if model is not None:
         body["model"] = model

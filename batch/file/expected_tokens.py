@@ -54,7 +54,7 @@ def max_output_tokens(body: Mapping[str, Any]) -> int | None:
 
     It is 0 for vectors and scores, which have no output.
     """
-    if _WRITING.isdisjoint(body):
+    if _WRITING.isdisjoint(body) and body.get("decide_by") != "chat":
         return 0
     most = body.get("max_completion_tokens")
     most = body.get("max_tokens") if most is None else most

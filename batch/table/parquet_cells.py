@@ -18,6 +18,8 @@ MAX_COLUMN_BYTES: Final = 2**19
 """Bytes at the start of a column that are needed at most."""
 
 _MAX_PAGE_BYTES: Final = 2**22
+_MAX_PAGES: Final = 8
+_MAX_SHIFT: Final = 63
 _NUM_CELLS: Final = 3
 _BOOLEAN, _BYTE_ARRAY = 0, 6
 _NUMBERS: Final[Mapping[int, struct.Struct]] = {
@@ -56,7 +58,7 @@ def first_cells(footer: Footer, name: str, data: bytes) -> list[Any]:
     """
     column, element = _column(footer, name)
     try:
-        pages = _pages(data, column[4])
+        pages = _pages(data[:MAX_COLUMN_BYTES], column[4])
         return [*islice(_cells(pages, column[1], is_optional=element.get(3) == 1), _NUM_CELLS)]
     except (*_DAMAGE, struct.error, zlib.error) as exc:
         raise NotReadHere(name, "its first page is too large or damaged") from exc
@@ -69,7 +71,7 @@ def _column(footer: Footer, name: str) -> tuple[Mapping[int, Any], Mapping[int, 
         column = next(
             each[3] for each in footer.first_group if each[3][3] == path and 8 not in each
         )
-        element = next(each for each in footer.schema[1:] if each[4] == path[0])
+        element = next(each for each in footer.top_elements() if each[4] == path[0])
     except (StopIteration, *_DAMAGE) as exc:
         raise NotReadHere(name, "it has nested values, or is encrypted") from exc
     kind, converted = column.get(1), element.get(6)
@@ -86,7 +88,9 @@ def _column(footer: Footer, name: str) -> tuple[Mapping[int, Any], Mapping[int, 
 def _pages(data: bytes, codec: int) -> Iterator[tuple[Mapping[int, Any], bytes, bytes]]:
     """Yield each page: its header, its levels if these are apart, and its decompressed values."""
     place = 0
-    while place < len(data):
+    for _ in range(_MAX_PAGES):
+        if place >= len(data):
+            return
         reader = ThriftReader(data[place:])
         header = reader.struct()
         place += reader.place
@@ -109,6 +113,8 @@ def _unpacked(data: bytes, codec: int, num_bytes: int) -> bytes:
         return data
     if codec == 1:
         return _unsnappy(data)
+    if num_bytes <= 0:
+        return b""
     return zlib.decompressobj(_GZIP_WINDOW).decompress(data, num_bytes)
 
 
@@ -117,7 +123,7 @@ def _cells(
 ) -> Iterator[Any]:
     words: list[Any] = []
     for header, levels, body in pages:
-        if header[1] == _DICTIONARY_PAGE:
+        if header[1] == _DICTIONARY_PAGE and not words:
             words = [*_plain(body, kind, header[7][1])]
         elif header[1] == _DATA_PAGE:
             size = 4 + int.from_bytes(body[:4], "little") if is_optional else 0
@@ -218,10 +224,11 @@ def _unsnappy(data: bytes) -> bytes:
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
     value = shift = 0
-    while True:
+    while shift <= _MAX_SHIFT:
         byte = data[place]
         place += 1
         value |= (byte & 127) << shift
         if byte < 128:
             return value, place
         shift += 7
+    raise ValueError("a number of more than 64 bits")

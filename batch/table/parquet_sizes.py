@@ -135,9 +135,22 @@ class Footer(NamedTuple):
     def columns(self) -> list[str]:
         """Return the names of the columns; raises TableError for a damaged schema."""
         try:
-            return [*_top_names(self.schema)]
+            return [each[4].decode("utf-8", "replace") for each in self.top_elements()]
         except (ValueError, LookupError, TypeError, AttributeError) as exc:
             raise TableError("The Parquet table is damaged: its schema cannot be read.") from exc
+
+    def top_elements(self) -> Iterator[dict[int, Any]]:
+        """Yield the columns in the schema, which lists the fields inside each after it."""
+        left: list[int] = []  # numbers of elements to come, by level
+        for element in self.schema:
+            if len(left) == 1:
+                yield element
+            if left:
+                left[-1] -= 1
+            if num_children := element.get(5, 0):
+                left.append(num_children)
+            while len(left) > 1 and not left[-1]:
+                left.pop()
 
 
 def read_chunks(file: Any) -> list[list[Chunk]]:
@@ -161,20 +174,6 @@ def read_footer(file: Any) -> Footer | None:
         return Footer(footer.get(2, []), footer.get(3, 0), chunks, first_group)
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
-
-
-def _top_names(elements: Sequence[dict[int, Any]]) -> Iterator[str]:
-    """Yield the names of the columns in a schema, which lists the fields inside each after it."""
-    left: list[int] = []  # numbers of elements to come, by level
-    for element in elements:
-        if len(left) == 1:
-            yield element[4].decode("utf-8", "replace")
-        if left:
-            left[-1] -= 1
-        if num_children := element.get(5, 0):
-            left.append(num_children)
-        while len(left) > 1 and not left[-1]:
-            left.pop()
 
 
 def check_chunks(

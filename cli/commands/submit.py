@@ -101,21 +101,25 @@ def _with_escalation(table: TableOptions, fields: dict[str, Any]) -> TableOption
     Raises Refused for a recipe that is unsuitable for two models.
     """
     recipe = table.recipe
-    if recipe.escalate is not None and "escalate" not in fields:
-        fields |= {"escalate": recipe.escalate, "escalate_below": recipe.escalate_below}
-        fields.setdefault("escalate_by", recipe.escalate_by)
-    if "target_accuracy" in fields or recipe.target_accuracy is not None:
+    is_recipes = recipe.escalate is not None and "escalate" not in fields
+    if "target_accuracy" in fields or (is_recipes and recipe.target_accuracy is not None):
         raise Refused(
             "--target-accuracy needs known answers, but a table is submitted as requests without "
-            "them: use `tidemill drop`, or pass --escalate-below"
+            "them: use `tidemill drop`, or pass --escalate MODEL --escalate-below P"
         )
+    if is_recipes:
+        fields |= {"escalate": recipe.escalate, "escalate_below": recipe.escalate_below}
+        fields.setdefault("escalate_by", recipe.escalate_by)
     if "escalate" not in fields:
         return table
     from tidemill.batch.table.cascade_keys import check_cascade
     from tidemill.batch.table.errors import RecipeError
 
+    keys = table.recipe_keys
+    if recipe.target_accuracy is not None:  # its gold answers are not used here
+        keys = {name: value for name, value in keys.items() if name != "gold"}
     try:
-        check_cascade(recipe.questions, table.recipe_keys, None)
+        check_cascade(recipe.questions, keys, None)
     except RecipeError as exc:
         raise Refused(f"the recipe is not valid: {exc}") from exc
-    return replace(table, recipe=replace(recipe, has_models=True))
+    return replace(table, recipe=replace(recipe.uncalibrated, has_models=True))

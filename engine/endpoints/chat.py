@@ -9,7 +9,7 @@ from typing import Any
 
 from tidemill.protocol.bodies import completion_body, response_id
 from tidemill.protocol.chat import ChatCompletionRequest
-from tidemill.protocol.contract import Reply
+from tidemill.protocol.contract import Reply, Usage
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.messages import has_images
 from tidemill.protocol.requests import read_body
@@ -103,8 +103,7 @@ class ChatCompletions:
         conversation, metadata = prepared.context, prepared.metadata
         request = conversation.request
         choices, answers = self._choices(prepared, results)
-        thought = count_reasoning_tokens(choices, answers, conversation, self._tokenizer)
-        usage = replace(usage_of([choices]), reasoning_tokens=thought or 0)
+        usage, thought = self._usage(prepared, choices, answers)
         bodies = [
             choice_body(i, choice, answer, conversation, self._tokenizer)
             for i, (choice, answer) in enumerate(zip(choices, answers, strict=True))
@@ -130,6 +129,20 @@ class ChatCompletions:
             texts = [None if message.calls else message.content for message in answers]
             answer["tidemill"] = verification_field(texts, request.output_constraint)
         return Reply(200, answer, usage)
+
+    def usage(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Usage:
+        """Return the tokens of a chat, those of its reasoning included."""
+        return self._usage(prepared, *self._choices(prepared, results))[0]
+
+    def _usage(
+        self,
+        prepared: _Prepared,
+        choices: Sequence[FinishedChoice],
+        answers: Sequence[ParsedMessage],
+    ) -> tuple[Usage, int | None]:
+        """Return the tokens of a chat, and of its reasoning; None if that is unknown."""
+        thought = count_reasoning_tokens(choices, answers, prepared.context, self._tokenizer)
+        return replace(usage_of([choices]), reasoning_tokens=thought or 0), thought
 
     def follow_up(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> _Prepared | None:
         """Return the chat with the reads that the confidence of its answers needs, if any."""

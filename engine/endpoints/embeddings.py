@@ -36,10 +36,13 @@ class Embeddings:
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
         """Return a sequence for each input, or for the conversation."""
-        return self.draft(body, metadata).read()
+        return self._draft(body, metadata).read()
 
-    def draft(self, body: dict[str, Any], metadata: RequestMetadata) -> TextDraft[_Prepared]:
-        """Draft what `prepare` returns."""
+    def draft(self, body: dict[str, Any], metadata: RequestMetadata) -> TextDraft[_Prepared] | None:
+        """Draft what `prepare` returns; None for a conversation, which is rendered first."""
+        return None if body.get("messages") is not None else self._draft(body, metadata)
+
+    def _draft(self, body: dict[str, Any], metadata: RequestMetadata) -> TextDraft[_Prepared]:
         request = read_body(EmbeddingRequest, body)
         self._check_width(request.dimensions)
         sequences = self._sequences(request, metadata.created)

@@ -61,8 +61,13 @@ class PairScorer:
     def __init__(self, model: EncoderModel) -> None:
         self._requests = EncodingRequestBuilder(model)
         self._gives_vectors = model.description.task == "embed"
-        self.can_draft = not model.reads_pairs_by_template  # which truncates text by text
+        self._has_template = model.reads_pairs_by_template  # which truncates text by text
         self._activation = ACTIVATIONS[model.description.activation]
+
+    def can_draft(self, request: ScoreRequest | RerankRequest) -> bool:
+        """Return whether no text is rendered or truncated before it is tokenized with others."""
+        is_cut = bool(request.max_tokens_per_query or request.max_tokens_per_doc)
+        return not (self._has_template or (self._gives_vectors and is_cut))
 
     def draft(
         self, request: ScoreRequest | RerankRequest, metadata: RequestMetadata
@@ -168,10 +173,9 @@ class Rerank:
     def draft(
         self, body: dict[str, Any], metadata: RequestMetadata
     ) -> TextDraft[PreparedPairs] | None:
-        """Draft what `prepare` returns; None if pairs are rendered by a template."""
-        if not self._pairs.can_draft:
-            return None
-        return self._pairs.draft(read_body(RerankRequest, body), metadata)
+        """Draft what `prepare` returns; None if its texts are rendered or truncated first."""
+        request = read_body(RerankRequest, body)
+        return self._pairs.draft(request, metadata) if self._pairs.can_draft(request) else None
 
     def finish(self, prepared: PreparedPairs, results: Sequence[EncodingResult]) -> Reply:
         """Return the documents, the highest score first."""
@@ -193,10 +197,9 @@ class Score:
     def draft(
         self, body: dict[str, Any], metadata: RequestMetadata
     ) -> TextDraft[PreparedPairs] | None:
-        """Draft what `prepare` returns; None if pairs are rendered by a template."""
-        if not self._pairs.can_draft:
-            return None
-        return self._pairs.draft(read_score(body), metadata)
+        """Draft what `prepare` returns; None if its texts are rendered or truncated first."""
+        request = read_score(body)
+        return self._pairs.draft(request, metadata) if self._pairs.can_draft(request) else None
 
     def finish(self, prepared: PreparedPairs, results: Sequence[EncodingResult]) -> Reply:
         """Return the scores."""

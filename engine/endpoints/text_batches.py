@@ -10,8 +10,10 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from ..heap_trim import schedule_trim
 from .text_draft import TextDraft
 
 MAX_BATCH_BYTES = 2**18
@@ -54,15 +56,13 @@ class TextBatcher:
         return draft.read() if encodings is None else draft.complete(encodings)
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        batch = self._next_batch()
-        if not batch:
-            self._busy = None
-        elif len(batch) == 1 and batch[0].num_bytes <= self._short_bytes:
+        while batch := self._next_batch():
+            if len(batch) > 1 or batch[0].num_bytes > self._short_bytes:
+                work = loop.run_in_executor(self._thread, self._encode, batch)
+                work.add_done_callback(partial(self._end, loop, batch))
+                return
             self._hand_out(batch, None)
-            self._start(loop)
-        else:
-            work = loop.run_in_executor(self._thread, self._encode, batch)
-            work.add_done_callback(lambda done: self._end(loop, batch, done))
+        self._busy = None
 
     def _next_batch(self) -> list[_Waiting]:
         """Take the first drafts with the same tokenizer that fit into a batch."""
@@ -96,6 +96,7 @@ class TextBatcher:
     ) -> None:
         has_failed = done.cancelled() or done.exception() is not None
         self._hand_out(batch, None if has_failed else done.result())
+        schedule_trim()
         self._start(loop)
 
     def _hand_out(self, batch: Sequence[_Waiting], encodings: list[Any] | None) -> None:

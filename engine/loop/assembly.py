@@ -94,7 +94,7 @@ def make_core(
         forecast=forecast,
         max_scored_rows=budget if model.has_head else MAX_SCORED_ROWS,
         drafter=_make_drafter(table, groups, config, steps_ahead),
-        fewest_copied=FEWEST_COPIED if attention.copies_slots else 0,
+        fewest_copied=FEWEST_COPIED if attention.copies_slots and not keeps_ids else 0,
     )
     captures = captures or capture_on(model.device)
     graphs = make_graphs(model, attention, table, budget, captures)

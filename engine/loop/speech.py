@@ -373,8 +373,9 @@ class SpeechCore:
         for window, prob in zip(flight.begun, silence.tolist(), strict=True):
             if id(window) in valid and self._whisper_tokens.no_timestamps is not None:
                 window.no_speech_prob = prob
-        if flight.num_known and chosen[2].all():  # no row shows that the device works
-            self._run_canaries(flight.windows[0].slot)
+        known = [one for one in flight.windows[: flight.num_known] if id(one) in valid]
+        if known and chosen[2].all():  # no row shows that the device works
+            self._run_canaries(known[0].slot)
         self._append(flight.windows[: flight.num_known], valid, chosen)
         codes = [*self._whisper_tokens.languages]
         unknown = flight.windows[flight.num_known :]

@@ -140,7 +140,7 @@ class StateCache:
         return self._with_copies(placement) if self._copying else placement
 
     def is_in_progress(self, sequence: Sequence) -> bool:
-        """Return whether a running interactive prompt will compute the next page of a sequence."""
+        """Return whether another prompt of an interactive request will compute the next page."""
         table, size = self._table, self._page_size
         running = table.running[table.is_urgent[table.running]]
         computed = table.num_computed[running]
@@ -152,8 +152,13 @@ class StateCache:
         if page >= most:
             return False
         pending = running[is_prompt & (computed < (page + 1) * size)].tolist()
-        others = (table.sequence(slot).digests for slot in pending)
-        return any(other[page : page + 1] == digests[page : page + 1] for other in others)
+        name = sequence.request.request_id
+        others = (table.sequence(slot) for slot in pending)
+        return any(
+            other.request.request_id == name
+            and other.digests[page : page + 1] == digests[page : page + 1]
+            for other in others
+        )
 
     def _with_copies(self, placement: Placement) -> Placement:
         """Return a placement that copies the first tokens of the next page, if that is possible."""

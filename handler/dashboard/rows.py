@@ -13,10 +13,12 @@ from tidemill.batch.file.lines import FormatError
 from tidemill.batch.model import Batch
 from tidemill.batch.results_object import rows_deleted_message
 from tidemill.batch.table.errors import TableError
-from tidemill.batch.table.row_cells import Row, read_cells
+from tidemill.batch.table.row_cells import READ_BYTES, Row, read_cells
 from tidemill.dashboard import rows_page
 from tidemill.dashboard.row_query import RowQuery
 from tidemill.dashboard.rows_page import (
+    NO_INPUT,
+    TOO_LONG,
     FoundRows,
     Requests,
     RowCounts,
@@ -38,9 +40,6 @@ from ..queries.row_requests import read_requests
 from ..queries.row_search import search_rows
 from .page import html
 from .views import rows_of
-
-_NO_INPUT = "The input file is no longer available."
-_TOO_LONG = "The request is too long to be read here."
 
 
 def rows(batch_id: str, fields: Mapping[str, str]) -> Response[str]:
@@ -86,13 +85,16 @@ class _BatchRows:
         try:
             found = read_requests(aws(), deployment(), self.batch, part_cache(), lines)
         except (NotThere, ObjectChanged):
-            return Requests({}, _NO_INPUT, cells)
-        return Requests(found, _TOO_LONG, cells)
+            return Requests({}, NO_INPUT, cells)
+        return Requests(found, TOO_LONG, cells)
 
     def _cells(self, lines: Sequence[int]) -> Mapping[int, Row]:
         """Return rows of a table; none for a retry, whose lines are some of another batch's."""
         conversion = self.batch.conversion
         if not lines or self.batch.retry or conversion is None or conversion.recipe is None:
+            return {}
+        share = (min(lines) - 1) / max(1, self.batch.num_rows)
+        if share * self.batch.input.num_bytes > 2 * READ_BYTES:
             return {}
         gone = suppress(NotThere, ObjectChanged, TableError, FormatError)
         with gone, open_object(aws(), self.batch.input) as file:

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Final
 
 from tidemill.batch.file.formats import stream_of
@@ -36,6 +36,7 @@ from .upload_results import TableNotMade, count_try, dump_questions, upload_obje
 _WAIT_SECONDS: Final = 5.0
 # Rows of larger batches cannot be listed after a merge: only their files contain them.
 _MAX_INDEXED: Final = 2_000_000
+_NUM_PUT_AT_ONCE: Final = 32
 _CODE: Final = "merge_failed"
 
 
@@ -90,7 +91,7 @@ def _merge(lock: BatchLock, other: BatchLock) -> None:
     changes |= made | {"final": dump(made["final"])}
     changes |= _table_changes(lock, other, merged, look)
     file_ids: dict[str, Any] = {name: changes[name] for name in ("output_file_id", "error_file_id")}
-    _put_indexes(lock, replace(old, **file_ids), rows_of)
+    _put_indexes(lock, replace(old, **file_ids), rows_of, look)
     other.renew()
     other.change(**changes)
     _remove_stale(lock, old, changes)
@@ -116,16 +117,25 @@ class _Indexed:
         return row
 
 
-def _put_indexes(lock: BatchLock, old: Batch, rows_of: Mapping[ResultKind, _Indexed]) -> None:
+def _put_indexes(
+    lock: BatchLock,
+    old: Batch,
+    rows_of: Mapping[ResultKind, _Indexed],
+    look: Callable[[], None],
+) -> None:
     """Write where the rows of each shard are in the files of the retried batch."""
     if any(rows.num_rows > _MAX_INDEXED for rows in rows_of.values()):
         return
     aws, deployment = lock.aws, lock.deployment
     shards = aws.run(deployment.table.list_shards(old.id))
     places = {kind: (rows.lines, rows.sizes) for kind, rows in rows_of.items()}
-    for number, data in merged_indexes(shards, places):
-        lock.check_deadline()
-        aws.run(deployment.bucket.put(merged_key(old, number), data, "application/json"))
+    indexes = merged_indexes(shards, places)
+    while some := [*islice(indexes, _NUM_PUT_AT_ONCE)]:
+        look()
+        aws.run_all(
+            deployment.bucket.put(merged_key(old, number), data, "application/json")
+            for number, data in some
+        )
 
 
 def _merged_rows(

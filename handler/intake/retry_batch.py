@@ -5,6 +5,7 @@ The API only counts failures and records the batch: intake selects and edits its
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 from uuid import uuid4
 
@@ -100,6 +101,18 @@ def _new_batch(
     deployment: Deployment, old: Batch, params: RetryParams, batch_id: str, now: int
 ) -> Operation[Batch]:
     options = params.options
+    escalation, known = requested_escalation(deployment, options), old.escalation
+    if (
+        escalation
+        and known
+        and known.learnt
+        and (escalation.model, escalation.below)
+        == (
+            known.model,
+            known.threshold or 1.0,
+        )
+    ):
+        escalation = replace(escalation, below=None, learnt=known.learnt)
     expires_at = now + window_seconds(options.completion_window)
     return Batch(
         id=batch_id,
@@ -113,7 +126,7 @@ def _new_batch(
         expires_at=expires_at,
         expires=deployment.settings.forget_at(expires_at),
         endpoint=old.endpoint,
-        escalation=requested_escalation(deployment, options),
+        escalation=escalation,
         retry=params.retry,
         **(yield from webhook_of(deployment, old.tenant, options, "webhook_url", now)),
     )

@@ -143,10 +143,13 @@ class RowFinder:
         files = self.deployment.files
         for kind in KINDS:
             file_id = kind.field(self.batch, "file_id")
-            file = self.aws.run(files.get_file(file_id)) if file_id else None
-            if file is not None:
-                self._files[kind] = file.key
-                self.versions[file.key] = file.version_id
+            if file_id is None:
+                continue
+            file = self.aws.run(files.get_file(file_id))
+            if file is None:
+                raise WorkGone(f"file {file_id} of {self.batch.id}")
+            self._files[kind] = file.key
+            self.versions[file.key] = file.version_id
 
     def _find_merged(
         self, shard: Shard, kinds: Collection[RowKind]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import Any, Protocol, get_args
-
-from tidemill.batch.escalation import EscalateBy
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..console.errors import Refused
+
+if TYPE_CHECKING:
+    from tidemill.batch.escalation import EscalateBy
 
 
 class _Group(Protocol):
@@ -69,7 +70,7 @@ def add_cascade_flags(group: _Group) -> None:
     )
     add(
         "--escalate-by",
-        choices=get_args(EscalateBy),
+        choices=("decision", "chat"),
         help="let that model decide as --model does (decision, the default), or by an answer that "
         "it generates after any reasoning (chat); then it may be the same model",
     )

@@ -21,13 +21,14 @@ _LAYOUTS: Final = ("questions_first", "row_first")
 FORMATS: Final = ("parquet", "csv", "tsv", "jsonl", "arrow")
 _RECIPE_SUFFIX = ".recipe.toml"
 _REQUESTS = ("prompt", "ask", "labels")
+"""Flags that need no recipe file."""
+
 # Fields of a request's body by the key of a recipe that has their meaning.
 _FIELDS = {
     "confidence": "confidence",
     "permutations": "debias",
     "question_layout": "question_layout",
 }
-"""Flags that need no recipe file."""
 
 
 def add_recipe_flags(parser: argparse.ArgumentParser) -> None:

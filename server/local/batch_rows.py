@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from tidemill.batch.results_object import rows_deleted_message
 from tidemill.dashboard.row_query import RowQuery
-from tidemill.dashboard.rows_page import FoundRows, Requests, RowsUnavailable, views_of
+from tidemill.dashboard.rows_page import (
+    NO_INPUT,
+    TOO_LONG,
+    FoundRows,
+    Requests,
+    RowsUnavailable,
+    views_of,
+)
 
 from .batches import StoredBatch
 from .rows import RowsGone
 from .store import Store
-
-_NO_INPUT: Final = "The input file is no longer available."
-_TOO_LONG: Final = "The request is too long to be read here."
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,9 @@ class BatchRows:
     def requests(self, lines: Sequence[int]) -> Requests:
         """Return the requests of lines as far as one reply may read them."""
         try:
-            return Requests(self.store.input_lines.read(self.stored, lines), _TOO_LONG)
+            return Requests(self.store.input_lines.read(self.stored, lines), TOO_LONG)
         except FileNotFoundError:
-            return Requests({}, _NO_INPUT)
+            now = self.store.batches.get(self.stored.batch.id)
+            if now is not None and now.batch.is_terminal and not self.stored.batch.is_terminal:
+                return BatchRows(self.store, now).requests(lines)  # its input has moved
+            return Requests({}, NO_INPUT)

@@ -47,8 +47,9 @@ UPGRADES = (
     "UPDATE rows SET kind = CASE kind WHEN 0 THEN 2 ELSE 3 END",
     # Positions of rows that were merged with those of a retry.
     (
-        "DELETE FROM rows WHERE batch IN (SELECT place FROM batches WHERE"
-        " json_extract(document, '$.retried_by') IS NOT NULL)"
+        "DELETE FROM rows WHERE batch IN (SELECT old.place FROM batches AS old"
+        " JOIN batches AS new ON json_extract(new.document, '$.retry.of') = old.id"
+        " WHERE json_extract(new.document, '$.merge') = 'done')"
     ),
 )
 """Statements for tables that knew only whether a row is a success."""

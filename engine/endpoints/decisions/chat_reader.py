@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tidemill.protocol.contract import Reply, Usage
+from tidemill.protocol.contract import Usage
 from tidemill.protocol.decisions.openai_body import DecisionRequest
 from tidemill.protocol.decisions.questions import Answer, Decision, Image, Part, Question, merged
 from tidemill.protocol.decisions.systemone_body import SystemOneRequest
@@ -83,7 +83,8 @@ class ChatReader:
 
     def answers(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> list[Answer]:
         """Return the answer of each question; raises `RequestError` for a truncated one."""
-        choice = self._reply(prepared, results).body["choices"][0]
+        reply = self._chat.finish(prepared.context.chat, results)
+        choice = reply.body["choices"][0]
         fields = choice["confidence"]
         if fields is None:
             raise RequestError(
@@ -100,10 +101,7 @@ class ChatReader:
 
     def usage(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Usage:
         """Return the tokens of the chat, those of its reasoning included."""
-        return self._reply(prepared, results).usage
-
-    def _reply(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
-        return self._chat.finish(prepared.context.chat, results)
+        return self._chat.usage(prepared.context.chat, results)
 
 
 def _chat_body(decision: Decision, body: Mapping[str, Any]) -> dict[str, Any]:

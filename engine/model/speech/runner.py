@@ -91,11 +91,11 @@ class SpeechRunner:
         shapes = [model.shape] * model.decoder_layers
         self.texts = self.make_attention(shapes, num_slots * self.pages.of_text)
         self.windows = self.make_attention(shapes, num_slots * self.pages.of_window)
-        # All layers of the encoder attend on the same pages, one after the other.
         # The last token of each slot's text, where the next step needs it before the host has it.
         self.last_ids = torch.zeros(num_slots, dtype=torch.int32, device=network.device)
         self.windows_at_once = min(windows_at_once(network.device), num_slots)
         room = self.windows_at_once * self.pages.of_window
+        # All layers of the encoder attend on the same pages, one after the other.
         self.encoding = self.make_attention([model.encoder_shape], room)
 
     def make_attention(self, shapes: Sequence[AttentionShape], num_pages: int) -> AttentionBackend:

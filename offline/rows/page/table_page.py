@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from tidemill.dashboard.row_query import RowQuery
@@ -55,7 +56,24 @@ class TablePage:
 
 def _facts(row: TableRow) -> RowFacts:
     status = "failed" if row.is_failed else "truncated" if "length" in row.reasons else "ok"
-    return RowFacts(row.custom_id, status, row.text, reasons=row.reasons)  # type: ignore[arg-type]
+    found = (_confidence(cell) for name, cell in row.answer.items() if name.endswith("_confidence"))
+    known = [value for value in found if value is not None]
+    return RowFacts(
+        row.custom_id,
+        status,  # type: ignore[arg-type]
+        row.text,
+        reasons=row.reasons,
+        confidence=min(known, default=None),
+    )
+
+
+def _confidence(cell: object) -> float | None:
+    """Return a number between 0 and 1, which text formats have as text; None for other cells."""
+    try:
+        value = float(str(cell))
+    except ValueError:
+        return None
+    return value if 0 <= value <= 1 else None
 
 
 def _matches(query: RowQuery, facts: RowFacts, row: TableRow) -> bool:
@@ -68,11 +86,11 @@ def _matches(query: RowQuery, facts: RowFacts, row: TableRow) -> bool:
 
 
 def _view(row: TableRow, facts: RowFacts, *, is_full: bool) -> RowView:
-    cells = json.dumps(row.cells, indent=2, ensure_ascii=False, default=cell_text)
+    as_json = partial(json.dumps, indent=2, ensure_ascii=False, default=cell_text)
     return columns_view(
         row.number,
         facts,
         {name: cell_text(cell) for name, cell in row.kept.items() if cell is not None},
         {name: cell_text(cell) for name, cell in row.answer.items() if cell is not None},
-        cells if is_full else "",
+        as_json(row.cells) if is_full else "",
     )

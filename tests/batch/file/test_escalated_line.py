@@ -17,6 +17,8 @@ def test_a_line_names_the_second_model_and_its_way_to_decide() -> None:
     """A chat shows the options once; a decision keeps all other fields."""
     decided = escalated_line(RAW, "decision", "large")
     assert from_json(decided.data)["body"] == {**BODY, "model": "large"}
+    marked = RawLine(7, b"\xef\xbb\xbf" + RAW.data)  # as in files that were joined
+    assert escalated_line(marked, "decision", "large").data == decided.data
     chat = escalated_line(RAW, "chat")
     body = {name: value for name, value in BODY.items() if name != "debias"}
     assert from_json(chat.data)["body"] == {**body, "decide_by": "chat"}

@@ -83,12 +83,21 @@ def test_other_columns_are_named(column: Any, options: dict[str, Any], reason: s
         cells(written(pa.table({"a": column}), **options), "a")
 
 
-def test_no_damage_raises_another_error() -> None:
+def test_a_column_is_not_confused_with_a_field_of_another_one() -> None:
+    """The schema lists the fields of a struct before the next column."""
+    table = pa.table({"meta": [{"text": 1}], "text": ["good"]})
+    assert cells(written(table), "text") == ["good"]
+
+
+@pytest.mark.parametrize("compression", ["snappy", "gzip"])
+def test_no_damage_raises_another_error(compression: str) -> None:
     """Truncated and changed bytes are a reason, or other cells."""
-    data = written(pa.table(COLUMNS))
+    data = written(pa.table(COLUMNS), compression=compression)
     footer = read_footer(io.BytesIO(data))
     assert footer is not None
     for name in COLUMNS:
+        with pytest.raises(NotReadHere):  # its first number does not end
+            first_cells(footer, name, b"\xff" * 100_000)
         start, end = first_bytes(footer, name)
         for at in range(start, min(end, start + 120)):
             for damaged in (data[start:at], data[start:at] + b"\xff" + data[at + 1 : end]):

@@ -135,6 +135,17 @@ def test_another_event_loop_starts_from_scratch() -> None:
     assert asyncio.run(read()) == [(["b"],)]
 
 
+async def test_thousands_of_short_drafts_that_are_alone_are_read() -> None:
+    """Neighbours with other special tokens do not form a batch; each is read by itself."""
+    batcher, reader = TextBatcher(short_bytes=10), Reader()
+    tasks = [
+        task
+        for number in range(2000)
+        for task in read_all(batcher, reader, ["a"], add_special_tokens=number % 2 == 0)
+    ]
+    assert len(await asyncio.wait_for(asyncio.gather(*tasks), 60)) == 2000
+
+
 @pytest.mark.parametrize(
     ("url", "model", "body"),
     [

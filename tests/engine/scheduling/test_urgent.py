@@ -316,6 +316,18 @@ def test_prompts_of_requests_are_computed_in_turns() -> None:
     assert len(yard.finished) == len(many) + 1
 
 
+def test_a_prompt_does_not_wait_for_an_equal_one_of_another_request() -> None:
+    """The other one comes after a longer prompt of its request."""
+    yard = among_requests(max_num_seqs=8, budget=8, num_pages=200)
+    first, _ = (yard.add(long(n, n), 2, priority=1, request_id="many") for n in (60, 20))
+    yard.step()
+    one = yard.add(long(20, 20), 2, priority=1, request_id="one")
+    while one not in yard.finished:
+        yard.step()
+    assert first not in yard.finished
+    yard.run_all()
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from("abc"), st.integers(1, 20), st.integers(1, 12), st.booleans()),

@@ -87,7 +87,7 @@ def test_a_tombstone_remains(cloud: Cloud) -> None:
     keys, items = everything(cloud)
     assert keys == set()
     kinds = sorted({item["pk"]["S"].partition("#")[0] for item in items})
-    assert kinds == ["BATCH", "FILE", "USAGE"]
+    assert kinds == ["BATCH", "FILE", "USAGE", "USAGE_OF"]
     assert [item["sk"]["S"] for item in items if item["pk"]["S"] == f"BATCH#{drop.id}"] == ["META"]
     assert "Ada" not in str(items)
     assert "x.jsonl" not in str(items)

@@ -453,7 +453,7 @@ def test_a_worker_may_do_its_models_work_and_nothing_else(made: Compute, slug: s
 def test_the_page_names_every_folder_that_a_worker_reaches(synth: Synth) -> None:
     """Tenants share workers, so the page says whose files these folders contain."""
     page = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
-    paragraph = next(each for each in page.split("\n\n") if "a worker's role limits" in each)
+    paragraph = next(each for each in page.split("\n\n") if "a worker's role gives access" in each)
     found = Compute(synth({"models": [SMALL], "reuse": True})).grants("WorkersmallRole")
     prefix = f"{BUCKET}/"
     folders = {

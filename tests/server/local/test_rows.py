@@ -159,10 +159,11 @@ async def test_merged_rows_are_those_of_the_retry(tmp_path: Path) -> None:
 async def test_tables_of_the_version_before_are_upgraded(tmp_path: Path) -> None:
     """Rows of unknown kind are read to know it; positions before a merge are deleted."""
     async with serving(tmp_path) as local:
-        kept, merged = [
-            await local.ended((await local.submit(lines_of(BODIES)))["id"]) for _ in range(2)
+        kept, merged, unmerged = [
+            await local.ended((await local.submit(lines_of(BODIES)))["id"]) for _ in range(3)
         ]
-        local.store.batches.change(merged["id"], retried_by="batch_x")
+        await retried(local, merged["id"], include_invalid=True, body={"status": None})
+        local.store.batches.change(unmerged["id"], retried_by="batch_x")
     with sqlite3.connect(tmp_path / "tidemill.sqlite3") as connection:
         for statement in (
             *(f"DROP INDEX rows_of_kind_{kind}" for kind in (1, 2, 3)),
@@ -175,6 +176,7 @@ async def test_tables_of_the_version_before_are_upgraded(tmp_path: Path) -> None
         for query, lines in QUERIES:
             assert await lines_found(local, kept["id"], query) == lines, query
         assert "can no longer be listed" in await view(local, merged["id"])
+        assert await lines_found(local, unmerged["id"], "status=all") == [1, 2, 3, 4]
         await retried(local, kept["id"], include_invalid=True, body={"status": None})
         assert await lines_found(local, kept["id"], "status=ok") == [1, 2, 3]
 
