@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -20,20 +21,28 @@ WAITS = [sys.executable, "-m", "tidemill", "run", "-i", "-", "-o", "rows.jsonl",
 pytestmark = pytest.mark.skipif(COLD_VARIABLE in os.environ, reason="processes start as usual")
 
 
-@pytest.fixture(autouse=True)
-def _server() -> None:
-    """Wait for the server of this process."""
-    starts = getattr(subprocess._fork_exec, "__self__", None)  # type: ignore[attr-defined]
-    if not isinstance(starts, WarmStarts):
+@pytest.fixture(autouse=True, scope="module")
+def _server() -> Iterator[None]:
+    """Start a new server: earlier tests may have changed variables that this process's has read."""
+    usual = subprocess._fork_exec  # type: ignore[attr-defined]
+    own = getattr(usual, "__self__", None)
+    if not isinstance(own, WarmStarts):
         pytest.skip("this system has no CLONE_PARENT")
+    starts = WarmStarts(own._start)
+    starts.start_wanted(is_wanted=True)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not starts._can_start():
         assert time.monotonic() < deadline
-        starts.start_wanted()
         time.sleep(0.05)
-    run([sys.executable, "-m", "tidemill", "--version"])
-    if starts.is_refused:
-        pytest.skip("this kernel refuses CLONE_PARENT")
+    subprocess._fork_exec = starts.fork_exec  # type: ignore[attr-defined]
+    try:
+        run([sys.executable, "-m", "tidemill", "--version"])
+        if starts.is_refused:
+            pytest.skip("this kernel refuses CLONE_PARENT")
+        yield
+    finally:
+        subprocess._fork_exec = usual  # type: ignore[attr-defined]
+        starts._close()
 
 
 def is_warm(process: subprocess.Popen[bytes]) -> bool:
