@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import sqlite3
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -164,7 +165,7 @@ async def test_tables_of_the_version_before_are_upgraded(tmp_path: Path) -> None
         ]
         await retried(local, merged["id"], include_invalid=True, body={"status": None})
         local.store.batches.change(unmerged["id"], retried_by="batch_x")
-    with sqlite3.connect(tmp_path / "tidemill.sqlite3") as connection:
+    with closing(sqlite3.connect(tmp_path / "tidemill.sqlite3")) as connection, connection:
         for statement in (
             *(f"DROP INDEX rows_of_kind_{kind}" for kind in (1, 2, 3)),
             "UPDATE rows SET kind = kind <> 2",
