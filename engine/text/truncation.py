@@ -105,20 +105,14 @@ class TruncatingTokenizer:
             for text, encoding in zip(texts, encodings, strict=True)
         ]
 
-    def encode_pairs(
-        self, firsts: Sequence[str], seconds: Sequence[str], cut: Truncation
-    ) -> list[TokenPair]:
-        """Return each of `seconds` after its first text, or after the only one.
-
-        Raises `RequestError` if no token of a second text would remain.
-        """
-        texts = self.relevant_parts([*firsts, *seconds], cut)
-        return self.joined_pairs(len(firsts), self.read(texts, add_special_tokens=False), cut)
-
     def joined_pairs(
         self, num_firsts: int, encodings: Sequence[Any], cut: Truncation
     ) -> list[TokenPair]:
-        """Return the pairs of texts that were read without special tokens, the firsts first."""
+        """Return each second text after its first one, or after the only one.
+
+        `encodings` are those of the first texts and of the second ones, without special tokens.
+        Raises `RequestError` if no token of a second text would remain.
+        """
         heads, tails = list(encodings[:num_firsts]), list(encodings[num_firsts:])
         for side, limit in ((heads, cut.max_first), (tails, cut.max_second)):
             for encoding in side if limit else ():

@@ -11,7 +11,8 @@ from uuid import uuid4
 
 from tidemill.batch.batch_request import window_seconds
 from tidemill.batch.creation_order import creation_ns
-from tidemill.batch.model import Batch
+from tidemill.batch.escalation import Escalation
+from tidemill.batch.model import Batch, Options
 from tidemill.batch.object_keys import batch_id_of_request, outputs_of_request
 from tidemill.batch.result_kinds import ERRORS
 from tidemill.batch.retry import (
@@ -101,18 +102,6 @@ def _new_batch(
     deployment: Deployment, old: Batch, params: RetryParams, batch_id: str, now: int
 ) -> Operation[Batch]:
     options = params.options
-    escalation, known = requested_escalation(deployment, options), old.escalation
-    if (
-        escalation
-        and known
-        and known.learnt
-        and (escalation.model, escalation.below)
-        == (
-            known.model,
-            known.threshold or 1.0,
-        )
-    ):
-        escalation = replace(escalation, below=None, learnt=known.learnt)
     expires_at = now + window_seconds(options.completion_window)
     return Batch(
         id=batch_id,
@@ -126,7 +115,19 @@ def _new_batch(
         expires_at=expires_at,
         expires=deployment.settings.forget_at(expires_at),
         endpoint=old.endpoint,
-        escalation=escalation,
+        escalation=_escalation_of(deployment, options, old.escalation),
         retry=params.retry,
         **(yield from webhook_of(deployment, old.tenant, options, "webhook_url", now)),
     )
+
+
+def _escalation_of(
+    deployment: Deployment, options: Options, known: Escalation | None
+) -> Escalation | None:
+    """Return the second model of a retry, with the learnt threshold unless another is given."""
+    found = requested_escalation(deployment, options)
+    if found is None or known is None or known.learnt is None or found.model != known.model:
+        return found
+    # Without a threshold all rows are escalated, of which `parse_retry` makes 1.0.
+    is_same = found.below == (known.threshold or 1.0)
+    return replace(found, below=None, learnt=known.learnt) if is_same else found

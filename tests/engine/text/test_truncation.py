@@ -6,10 +6,18 @@ import pytest
 
 from tests.engine.scripted_encoder import minilm_tokenizer
 from tests.engine.scripted_model import text_model
-from tidemill.engine.text.truncation import Side, TruncatingTokenizer, Truncation
+from tidemill.engine.text.truncation import Side, TokenPair, TruncatingTokenizer, Truncation
 from tidemill.protocol.errors import RequestError
 
 TEXTS = ["Hello there", "a much longer text, of several words!", "Émile [SEP] naïve", "x"]
+
+
+def encoded_pairs(
+    reader: TruncatingTokenizer, firsts: list[str], seconds: list[str], cut: Truncation
+) -> list[TokenPair]:
+    """Return pairs that are read together, as those of several requests are."""
+    texts = reader.relevant_parts([*firsts, *seconds], cut)
+    return reader.joined_pairs(len(firsts), reader.read(texts, add_special_tokens=False), cut)
 
 
 @pytest.mark.parametrize("first", TEXTS)
@@ -19,7 +27,7 @@ def test_a_pair_equals_the_encoding_of_both_texts(first: str) -> None:
     backend = tokenizer.vocabulary.backend
     for second, pair in zip(
         TEXTS,
-        TruncatingTokenizer(tokenizer, 512).encode_pairs([first], TEXTS, Truncation()),
+        encoded_pairs(TruncatingTokenizer(tokenizer, 512), [first], TEXTS, Truncation()),
         strict=True,
     ):
         whole = backend.encode(first, second)
@@ -29,8 +37,11 @@ def test_a_pair_equals_the_encoding_of_both_texts(first: str) -> None:
 def test_a_vocabulary_without_a_pair_template_joins_them() -> None:
     """transformers does the same for decoders."""
     tokenizer = text_model().tokenizer
-    [pair] = TruncatingTokenizer(tokenizer, 512).encode_pairs(
-        ["The capital"], [" of France"], Truncation(max_tokens=100)
+    [pair] = encoded_pairs(
+        TruncatingTokenizer(tokenizer, 512),
+        ["The capital"],
+        [" of France"],
+        Truncation(max_tokens=100),
     )
     encode = tokenizer.encode
     assert pair.ids == encode("The capital", add_special_tokens=False) + encode(
@@ -46,9 +57,9 @@ def test_a_pair_is_truncated_like_only_second(max_tokens: int) -> None:
     reader, cut = TruncatingTokenizer(tokenizer, 512), Truncation(max_tokens=max_tokens)
     if max_tokens < 5:
         with pytest.raises(RequestError, match="not truncated have 4 tokens"):
-            reader.encode_pairs(["x"], [TEXTS[1]], cut)
+            encoded_pairs(reader, ["x"], [TEXTS[1]], cut)
         return
-    [pair] = reader.encode_pairs(["x"], [TEXTS[1]], cut)
+    [pair] = encoded_pairs(reader, ["x"], [TEXTS[1]], cut)
     end = min(max_tokens, len(whole.ids)) - 1
     assert pair.ids == [*whole.ids[:end], whole.ids[-1]]
     assert pair.type_ids == [*whole.type_ids[:end], 1]
@@ -77,7 +88,7 @@ def test_a_very_long_text_is_read_only_as_far_as_needed(side: Side, unit: str) -
     assert cut[1:-1] == expected
     [read] = reader.encode([text], Truncation(side=side))
     assert 512 < len(read) < len(whole) * 2 / 3
-    [pair] = reader.encode_pairs(["x"], [text], Truncation(max_tokens=102, side=side))
+    [pair] = encoded_pairs(reader, ["x"], [text], Truncation(max_tokens=102, side=side))
     assert pair.ids[3:-1] == expected
     assert reader.count_tokens(reader.truncated_text(text, 20)) == 20
 
