@@ -143,21 +143,17 @@ class StateCache:
         """Return whether another prompt of an interactive request will compute the next page."""
         table, size = self._table, self._page_size
         running = table.running[table.is_urgent[table.running]]
-        computed = table.num_computed[running]
-        is_prompt = table.num_tokens[running] - computed > 1
-        if not is_prompt.any():
+        prompts = running[table.num_tokens[running] - table.num_computed[running] > 1].tolist()
+        name = sequence.request.request_id
+        others = [slot for slot in prompts if table.sequence(slot).request.request_id == name]
+        if not others:
             return False
         digests, most = self._digests(sequence), (self._num_resumable(sequence) - 1) // size
         page = min(group.resumable(digests, most) for group in self.groups)
-        if page >= most:
-            return False
-        pending = running[is_prompt & (computed < (page + 1) * size)].tolist()
-        name = sequence.request.request_id
-        others = (table.sequence(slot) for slot in pending)
-        return any(
-            other.request.request_id == name
-            and other.digests[page : page + 1] == digests[page : page + 1]
-            for other in others
+        return page < most and any(
+            table.num_computed[slot] < (page + 1) * size
+            and table.sequence(slot).digests[page : page + 1] == digests[page : page + 1]
+            for slot in others
         )
 
     def _with_copies(self, placement: Placement) -> Placement:
