@@ -75,6 +75,11 @@ _READ_AT_IMPORT: Final = (
     "TIDEMILL_KERNELS",
 )
 _UNBUFFERED: Final = "PYTHONUNBUFFERED"
+# The last three: scikit-learn and torch set them when a test first imports these.
+_NOT_READ: Final = {
+    _UNBUFFERED,
+    *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"),
+}
 _CLONES: Final = {"x86_64": 56, "aarch64": 220}  # numbers of the system call
 _CLONE_PARENT: Final = 0x8000
 _MAX_BYTES: Final = 1 << 17
@@ -216,7 +221,7 @@ def _read_at_import(environment: Environment) -> Environment:
     return {
         name: value
         for name, value in environment.items()
-        if name.startswith(_READ_AT_IMPORT) and name != _UNBUFFERED
+        if name.startswith(_READ_AT_IMPORT) and name not in _NOT_READ
     }
 
 
