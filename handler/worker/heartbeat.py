@@ -7,7 +7,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from tidemill.batch.model import Batch, Progress
+from tidemill.batch.model import Batch
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
 
 from ..errors import AwsError, LeaseLost

@@ -6,8 +6,9 @@ from contextlib import nullcontext
 from itertools import islice
 from threading import Lock
 
-from tidemill.batch.model import Batch, Progress
+from tidemill.batch.model import Batch
 from tidemill.batch.parts import EXPIRED, row_not_run
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.result_kinds import ERRORS, KINDS, ResultKind
 from tidemill.batch.states import Status
 from tidemill.batch.stored_file import File

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from tidemill.batch.errors import HandlerError
 from tidemill.batch.file.lines import RawLine
 from tidemill.batch.file.throughput import RateWindow
-from tidemill.batch.model import BatchError, Progress
+from tidemill.batch.model import BatchError
 from tidemill.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
 from tidemill.batch.suspects import Verdict
 from tidemill.engine_process.frames import Row

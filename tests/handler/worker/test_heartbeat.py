@@ -14,7 +14,7 @@ import pytest_asyncio
 from tests.emulators import MODEL
 from tests.handler.emf import lines_in
 from tests.handler.worker.rig import NEVER, Rig, until, well
-from tidemill.batch.model import Progress
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
 from tidemill.engine_process.frames import Row
 from tidemill.handler.aws.aio import AioAws
