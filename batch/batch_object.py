@@ -13,7 +13,8 @@ from .file.throughput import Rates
 from .file.unknown_parameters import UnknownParameter
 from .fleet import WaitingReason, WorkerRate
 from .forecast import batch_seconds_left, estimate_gpu_seconds
-from .model import Batch, Progress
+from .model import Batch
+from .progress_counts import Progress
 from .states import Status
 
 MAX_LISTED_ERRORS = 100

@@ -7,7 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .model import Batch, File
+    from .model import Batch
+    from .stored_file import File
 
 _lock = threading.Lock()
 _last_ns = 0

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from .batch_request import MAX_EXPIRY_SECONDS, MIN_EXPIRY_SECONDS
 from .errors import InvalidOption
-from .model import File
+from .stored_file import File
 
 BATCH: Final = "batch"
 _MAX_NAME_LENGTH: Final = 255

@@ -8,7 +8,8 @@ from __future__ import annotations
 from .file.expected_tokens import ExpectedTokens, work_of
 from .file.throughput import TELLING_SHARE, seconds_left
 from .fleet import WorkerRate
-from .model import Batch, Progress
+from .model import Batch
+from .progress_counts import Progress
 
 
 def tokens_left(batch: Batch, done: Progress) -> ExpectedTokens:

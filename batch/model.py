@@ -1,26 +1,20 @@
-"""Domain values: a batch, its shards and its progress."""
+"""Domain values: a batch and its shards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from operator import attrgetter
 from typing import Any, Literal, TypeGuard
 
 from .escalation import EscalateBy, Escalation
 from .file.expected_tokens import NO_TOKENS, ExpectedTokens
 from .file.formats import FileFormat
-from .file.throughput import Rates
 from .file.unknown_parameters import UnknownParameter
+from .progress_counts import NO_PROGRESS, Progress
 from .states import TERMINAL, Status, check_move
 
 OnInvalidLine = Literal["fail", "skip"]
-UploadWay = Literal["parts", "urls"]
 WebhookDelivery = Literal["pending", "delivered", "failed"]
-
-ROW_TIMES = ("first_row_at", "last_row_at")
-"""The last fields of Progress: times, which are not added up."""
 
 MAX_COST_REACHED = "max_cost_reached"
 
@@ -103,94 +97,6 @@ class Outputs:
     error_key: str
     report_key: str
     table_key: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Rows, usage and time as absolute counts, for one shard or summed over several.
-
-    Only durable rows count, and expected tokens are intake's estimate for them. `reused` rows are
-    among the completed ones and cost no tokens or time. The rates are recent ones, of generated
-    tokens unless named otherwise; a sum adds them up.
-    `truncated` rows are completed ones whose answer reached its token limit. `escalated` rows are
-    left to a second model, or answered by it; its GPU time is part of `gpu_seconds`.
-    The first row that a model answered began at `first_row_at` and the last one ended at
-    `last_row_at` (Unix seconds, zero without one); a sum contains the earliest and the latest.
-    """
-
-    completed: int = 0
-    failed: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    gpu_seconds: float = 0.0
-    rows_per_second: float = 0.0
-    tokens_per_second: float = 0.0
-    audio_seconds: float = 0.0
-    input_tokens_per_second: float = 0.0
-    audio_seconds_per_second: float = 0.0
-    reasoning_tokens: int = 0
-    expected_input_tokens: int = 0
-    expected_output_tokens: int = 0
-    reused: int = 0
-    truncated: int = 0
-    escalated: int = 0
-    escalated_gpu_seconds: float = 0.0
-    first_row_at: float = 0.0
-    last_row_at: float = 0.0
-
-    def __add__(self, other: Progress) -> Progress:
-        """Return the sum, field by field."""
-        return sum_of((self, other))
-
-    def since(self, earlier: Progress) -> Progress:
-        """Return the difference to an earlier progress, field by field and never negative.
-
-        It has no rates and no times.
-        """
-        both = zip(_counts_of(self), _counts_of(earlier), strict=True)
-        gained = Progress(*(max(type(now)(0), now - then) for now, then in both)).without_rates
-        return replace(gained, first_row_at=0.0, last_row_at=0.0)
-
-    @property
-    def rates(self) -> Rates:
-        """The rates alone, rounded to three places."""
-        return Rates(*(round(getattr(self, name), 3) for name in Rates._fields))
-
-    @property
-    def without_rates(self) -> Progress:
-        """The same counts without rates, for work that no worker runs."""
-        return replace(self, **Rates()._asdict())
-
-    @property
-    def expected(self) -> ExpectedTokens:
-        """Tokens that intake expects for these rows."""
-        return ExpectedTokens(self.expected_input_tokens, self.expected_output_tokens)
-
-    @property
-    def num_rows(self) -> int:
-        """Number of durable rows, successes and failures."""
-        return self.completed + self.failed
-
-    @property
-    def row_seconds(self) -> float:
-        """Seconds from the beginning of the first row to the end of the last one."""
-        return max(0.0, self.last_row_at - self.first_row_at) if self.first_row_at else 0.0
-
-
-_counts_of: Callable[[Progress], tuple[Any, ...]] = attrgetter(
-    *(each.name for each in fields(Progress))
-)
-
-
-def sum_of(progresses: Iterable[Progress]) -> Progress:
-    """Return the sum, field by field, of any number of values; zeros for none."""
-    columns = [*zip(*map(_counts_of, progresses), strict=True)]
-    if not columns:
-        return Progress()
-    *counts, first, last = columns
-    earliest = min((at for at in first if at), default=0.0)
-    return replace(Progress(*map(sum, counts)), first_row_at=earliest, last_row_at=max(last))
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,7 +362,7 @@ class Shard:
     lease_until: float = 0.0
     fence: int = 0
     attempts: int = 0
-    progress: Progress = Progress()
+    progress: Progress = NO_PROGRESS
     suspects: tuple[tuple[int, ...], ...] = ()
     quarantined: tuple[int, ...] = ()
     output_sizes: tuple[int, ...] = ()
@@ -469,49 +375,3 @@ class Shard:
     def is_leased(self, now: float) -> bool:
         """Say whether a worker holds its lease."""
         return self.owner is not None and self.lease_until >= now
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """An object with an ID of OpenAI's Files API.
-
-    `version_id` is the object's version if the bucket keeps versions: a later version of the key is
-    another file. The file expires at `expires`. `created_ns` orders the files of one second.
-    """
-
-    id: str
-    tenant: str
-    key: str
-    num_bytes: int
-    created_at: int
-    filename: str
-    purpose: str
-    expires: int | None = None
-    version_id: str | None = None
-    created_ns: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Upload:
-    """A file that is still being uploaded; it becomes the file `file_id`, or is cancelled.
-
-    Its bytes arrive in one of two ways: as small parts through the API, with `digest` identifying
-    the chosen ones, or at presigned URLs of S3; `multipart_id` is S3's own upload. It accepts no
-    parts after `expires_at`, and from `expires` on the table may delete it. The file expires
-    `file_seconds` after its creation, if that is set.
-    """
-
-    id: str
-    tenant: str
-    num_bytes: int
-    filename: str
-    purpose: str
-    created_at: int
-    expires_at: int
-    file_id: str
-    status: Literal["pending", "completed", "cancelled"] = "pending"
-    file_seconds: int | None = None
-    way: UploadWay | None = None
-    digest: str = ""
-    multipart_id: str | None = None
-    expires: int | None = None

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from .batch_object import cost_of
-from .model import Batch, Progress
+from .model import Batch
+from .progress_counts import Progress
 
 _MONTH: Final = re.compile(r"2\d{3}-(0[1-9]|1[0-2])", re.ASCII)
 

@@ -21,7 +21,7 @@ from .errors import BadPart
 from .file.expected_tokens import NO_TOKENS, ExpectedTokens
 from .file.lines import LineError, RawLine, parse_line
 from .file.rows import is_truncated, print_malformed, print_not_run
-from .model import Progress
+from .progress_counts import Progress
 
 SEGMENT_BYTES = 16 * 2**20
 # S3's minimum for copying an object as one part of a larger one.

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from .file.throughput import Rates
-from .model import Batch, Progress, sum_of
+from .model import Batch
+from .progress_counts import Progress, sum_of
 
 
 @dataclass(frozen=True, slots=True)

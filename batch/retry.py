@@ -11,7 +11,8 @@ from pydantic_core import from_json, to_json
 from .errors import HandlerError, InvalidOption
 from .file.lines import BOM, LineError, RawLine, parse_line
 from .file.row_order import rows_of_lines
-from .model import Batch, Progress, Retry
+from .model import Batch, Retry
+from .progress_counts import Progress
 from .result_kinds import ERRORS, KINDS, ResultKind
 from .states import Status
 

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from .creation_order import creation_ns
 from .errors import InvalidOption
 from .file_object import BATCH, ExpiresAfter, FileObject
-from .model import File, Upload
 from .parts import MAX_PARTS
+from .stored_file import File, Upload
 
 MAX_UPLOAD_BYTES: Final = 5 * 2**40  # S3's limit for one object
 MAX_URLS: Final = 100

@@ -18,7 +18,7 @@ from typing import Final
 from aws_lambda_powertools import Logger
 from pydantic_core import to_json
 
-from tidemill.batch.model import Progress
+from tidemill.batch.progress_counts import Progress
 
 NAMESPACE: Final = "Tidemill"
 

@@ -20,8 +20,9 @@ from pydantic import (
 from tidemill.batch.batch_request import DEFAULT_WINDOW, window_seconds
 from tidemill.batch.errors import InvalidOption
 from tidemill.batch.intake_progress import RANGE_BYTES
-from tidemill.batch.model import Batch, Progress
+from tidemill.batch.model import Batch
 from tidemill.batch.object_keys import DROP_TENANT, tenant_of_drop
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.shard_cutter import MAX_SHARD_BYTES, MAX_SHARD_LINES, ShardLimits
 
 _PREFIX = "TIDEMILL_"

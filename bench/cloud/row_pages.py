@@ -17,7 +17,8 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from tidemill.batch.model import Progress, Shard, ShardStatus, Source
+from tidemill.batch.model import Shard, ShardStatus, Source
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.shard_cutter import MAX_SHARD_LINES
 from tidemill.dashboard.row_query import RowQuery
 from tidemill.dashboard.row_view import row_view

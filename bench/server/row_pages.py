@@ -17,10 +17,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 from bench.cloud.row_pages import PAGE_ROWS, ROW_BYTES, kind_of, row_of
-from tidemill.batch.model import Batch, File, Options, Source
+from tidemill.batch.model import Batch, Options, Source
 from tidemill.batch.object_keys import DROP_TENANT, outputs_of_request
 from tidemill.batch.parts import FinishedRow
 from tidemill.batch.states import Status
+from tidemill.batch.stored_file import File
 from tidemill.dashboard.rows_page import (
     RowCounts,
     RowLinks,

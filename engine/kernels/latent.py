@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from .attention import AttentionBackend, AttentionShape, HeadNorms, kv_width
+from .host_memory import zeros
 from .quantised import FP8
-from .reference import Span, step_spans, to_storage, zeros
+from .reference import Span, step_spans, to_storage
 from .shared_prefixes import SharedPrefixes, find_shared_prefixes
 from .step import Step
 

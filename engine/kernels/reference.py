@@ -11,16 +11,14 @@ from collections.abc import Sequence
 from copy import copy
 from typing import NamedTuple, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .attention import AttentionShape, HeadNorms, kv_width
 from .elementwise import qk_norm_rope
+from .host_memory import zeros
 from .quantised import FP8, FP8_MAX
 from .step import Step
-
-CPU = torch.device("cpu")
 
 
 class Span(NamedTuple):
@@ -228,15 +226,3 @@ def attention_mask(
     else:
         stops = queries + 1 if ends is None else ends[:, None]
     return (positions >= firsts) & (positions < stops)
-
-
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
-    """Allocate zeros that take no memory on a CPU until written.
-
-    Zeros, not garbage: kernels weight unwritten slots by zero, which a NaN would survive.
-    """
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy requests zeroed pages from the system, while torch.zeros would write them all.
-    count = int(np.prod(shape)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(count, np.uint8)).view(dtype).view(shape)

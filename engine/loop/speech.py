@@ -10,56 +10,27 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from tidemill.protocol.contract import EngineStats
 from tidemill.protocol.errors import InternalError
 
 from ..media.audio_features import FeatureExtractor
 from ..model.speech.architecture import WhisperTokens
-from ..model.speech.runner import SpeechRunner, TextStep
+from ..model.speech.runner import SpeechRunner
 from ..scheduling.speech import SpeechRequest, SpeechResult
 from ..scheduling.step_failures import HALF, Attempts, Reliability
 from .core import StepOutput
-from .device_health import (
-    Failure,
-    attempt,
-    probe,
-    refuse_machine_failure,
-    run_canaries,
-)
+from .device_health import Failure, attempt, probe, refuse_machine_failure
 from .recording import Recording, Transcriber, Window
-from .runner import Readout
-from .whisper_rules import Chosen, DecodingState, WhisperRules, WrittenTokens
+from .speech_steps import Flight, SpeechSteps
 
 logger = logging.getLogger(__name__)
 
 # A window takes about 6 ms of a core, and an H100 encodes some hundred windows a second.
 _FEATURE_THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
-
-
-class _Flight(NamedTuple):
-    """A launched step of texts, and the attempt of each of its windows.
-
-    The windows of known language come first; `begun` of them all have started their texts.
-    """
-
-    windows: list[Window]
-    attempts: list[int]
-    begun: list[Window]
-    num_known: int
-    readout: Readout
-
-    @property
-    def valid(self) -> list[Window]:
-        """Return the windows that still need its tokens."""
-        pairs = zip(self.windows, self.attempts, strict=True)
-        return [window for window, attempt in pairs if window.attempt == attempt]
 
 
 @dataclass(slots=True, eq=False)
@@ -92,16 +63,12 @@ class SpeechCore:
         self._runner = runner
         self._whisper_tokens = whisper_tokens
         self._extractor = extractor
-        self._rules = WhisperRules(whisper_tokens, network.device)
         frame_seconds = settings.hop_length / settings.sampling_rate
         self._transcriber = Transcriber(whisper_tokens, network.architecture, frame_seconds)
-        self._language_ids = torch.tensor(
-            [*whisper_tokens.languages.values()], device=network.device
-        )
-        self._texts = WrittenTokens(runner.last_ids, whisper_tokens.first_timestamp)
+        self._steps = SpeechSteps(runner, whisper_tokens, extractor, self._transcriber)
         self._steps_ahead = steps_ahead
         self._threads = ThreadPoolExecutor(_FEATURE_THREADS) if steps_ahead else None
-        self._flights: deque[_Flight] = deque()  # the oldest first
+        self._flights: deque[Flight] = deque()  # the oldest first
         self._num_slots = num_slots
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._waiting: deque[Recording] = deque()
@@ -137,7 +104,7 @@ class SpeechCore:
             return self._step_apart()
         newcomers = self._admit()
         self._running += newcomers
-        self._attempt(newcomers, self._hear)
+        self._attempt(newcomers, self._steps.encode)
         ready = [window for window in self._running if window.can_go_on]
         self._attempt(ready, self._launch)
         if self._flights and (not ready or len(self._flights) > self._steps_ahead):
@@ -212,10 +179,9 @@ class SpeechCore:
     def _write_to_the_end(self, windows: list[Window]) -> None:
         at_once = self._runner.windows_at_once
         for start in range(0, len(windows), at_once):
-            self._hear(windows[start : start + at_once])
+            self._steps.encode(windows[start : start + at_once])
         while left := [window for window in windows if not window.is_done]:
-            self._launch(left)
-            self._collect(self._flights.pop())
+            self._collect(self._steps.launch(left))
 
     def _attempt(
         self,
@@ -262,21 +228,9 @@ class SpeechCore:
     def _blame(self, window: Window, failure: Failure) -> None:
         """Fail the recording of a window, if a canary does not fail in its place."""
         refuse_machine_failure(failure)
-        self._run_canaries(window.slot)
+        self._steps.run_canaries(window.slot)
         window.recording.error = InternalError(failure.words, code=failure.code)
         window.is_done = True
-
-    def _run_canaries(self, slot: int) -> None:
-        """Encode silence in a slot, and decode one token of it; raise `DeviceFailed` on failure."""
-        silence = self._extractor.features(np.zeros(1, np.float32))
-
-        def is_finite(token_id: int) -> bool:
-            self._runner.encode([slot], silence[None])
-            zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
-            step = TextStep(np.array([slot]), zero, one, np.array([token_id], np.int32), zero)
-            return bool(self._runner.decode(step).isfinite().any())
-
-        run_canaries(is_finite, self._whisper_tokens.start)
 
     def _leave(self, window: Window) -> None:
         """Release a window's slot: what is launched for it is void."""
@@ -284,89 +238,15 @@ class SpeechCore:
         self._running.remove(window)
         self._free_slots.append(window.slot)
 
-    def _hear(self, windows: list[Window]) -> None:
-        num_frames = self._extractor.settings.window_frames
-        for recording in (window.recording for window in windows):
-            coming, recording.coming = recording.coming, None
-            if coming is not None:
-                recording.features = coming.result()
-            elif recording.features is None:
-                recording.features = self._extractor.features(recording.request.samples)
-        features = torch.stack([window.features(num_frames) for window in windows])
-        states = self._runner.encode([window.slot for window in windows], features)
-        for window, own in zip(windows, states, strict=True):
-            if window.recording.request.wants_words:
-                window.states = own.clone()
-
     def _launch(self, windows: list[Window]) -> None:
-        """Launch the new tokens of each window, and the choice of the next one."""
-        # Single tokens come first, and windows of unknown language last.
-        windows = sorted(windows, key=lambda one: (one.is_unknown, _num_new(one) != 1))
-        starts = [window.num_computed for window in windows]
-        counts = [_num_new(window) for window in windows]
-        last_rows = np.cumsum(counts) - 1
-        begun = [i for i, one in enumerate(windows) if not (one.num_computed or one.is_unknown)]
-        start_rows = [
-            int(last_rows[i]) - counts[i] + 1 + self._transcriber.start_row(windows[i])
-            for i in begun
-        ]
-        ids = [token for window in windows for token in _new_ids(window)]
-        step = TextStep(
-            slots=np.array([window.slot for window in windows]),
-            starts=np.array(starts),
-            counts=np.array(counts),
-            token_ids=np.array(ids, np.int32),
-            rows=np.array([*last_rows, *start_rows]),
-        )
-        logits = self._runner.decode(step)
-        num_known = sum(not window.is_unknown for window in windows)
-        chosen = self._choose(windows[:num_known], logits[:num_known])
-        languages = self._likeliest_languages(logits[num_known : len(windows)])
-        silence = self._silence_probs(logits[len(windows) :])
-        for window in windows:
-            window.num_computed += _num_new(window)
-            window.num_pending += 1
-        readout = Readout([*chosen, languages, silence])
-        attempts, begun_windows = [one.attempt for one in windows], [windows[i] for i in begun]
-        self._flights.append(_Flight(windows, attempts, begun_windows, num_known, readout))
-
-    @torch.inference_mode()
-    def _silence_probs(self, logits: Tensor) -> Tensor:
-        """Return the probability of silence `[B]`, from the logits at the texts' starts."""
-        if self._whisper_tokens.no_timestamps is None:
-            return torch.zeros(len(logits), device=logits.device)
-        return logits.float().softmax(dim=-1)[:, self._whisper_tokens.no_timestamps - 1]
-
-    @torch.inference_mode()
-    def _likeliest_languages(self, logits: Tensor) -> Tensor:
-        """Return the place of each row's most likely language, from the logits at the start."""
-        if not len(logits):
-            return torch.zeros(0, dtype=torch.int64, device=logits.device)
-        return logits[:, self._language_ids].argmax(dim=-1)
-
-    def _choose(self, windows: list[Window], logits: Tensor) -> Chosen:
-        """Return the next token of each window, on the device."""
-        if not windows:
-            return Chosen(*torch.zeros(3, 0, device=logits.device))
-        places = [
-            DecodingState(
-                slot=window.slot,
-                num_written=window.num_written,
-                has_times=window.has_times,
-                sampling=window.recording.request.sampling,
-                number=window.recording.num_output_tokens + window.num_written,
-                written=window.written,
-            )
-            for window in windows
-        ]
-        return self._rules.choose(logits, places, self._texts)
+        self._flights.append(self._steps.launch(windows))
 
     def _land(self) -> None:
         """Collect the oldest step in flight, which may fail."""
         flight = self._flights.popleft()
         self._attempt(flight.valid, lambda _: self._collect(flight))
 
-    def _collect(self, flight: _Flight) -> None:
+    def _collect(self, flight: Flight) -> None:
         """Wait for a step's tokens and append them to the windows that still need them."""
         *chosen, languages, silence = flight.readout.wait()
         valid = set(map(id, flight.valid))
@@ -375,7 +255,7 @@ class SpeechCore:
                 window.no_speech_prob = prob
         known = [one for one in flight.windows[: flight.num_known] if id(one) in valid]
         if known and chosen[2].all():  # no row shows that the device works
-            self._run_canaries(known[0].slot)
+            self._steps.run_canaries(known[0].slot)
         self._append(flight.windows[: flight.num_known], valid, chosen)
         codes = [*self._whisper_tokens.languages]
         unknown = flight.windows[flight.num_known :]
@@ -441,13 +321,3 @@ class SpeechCore:
         except Exception as exc:
             logger.exception("a window could not be committed")
             window.recording.error = InternalError(f"The engine failed on this recording: {exc}")
-
-
-def _num_new(window: Window) -> int:
-    """Return the number of tokens without keys and values, including pending ones."""
-    return len(window.tokens) + window.num_pending - window.num_computed
-
-
-def _new_ids(window: Window) -> list[int]:
-    """Return the tokens without keys and values; a pending one is on the device."""
-    return [-1 - window.slot] if window.num_pending else window.tokens[window.num_computed :]

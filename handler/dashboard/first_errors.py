@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from tidemill.batch.errors import BadPart
-from tidemill.batch.model import Batch, File, Shard
+from tidemill.batch.model import Batch, Shard
 from tidemill.batch.object_keys import part_prefix
 from tidemill.batch.result_kinds import ERRORS
+from tidemill.batch.stored_file import File
 from tidemill.dashboard.failures import Failure, read_row
 
 from ..aws.calls import Operation

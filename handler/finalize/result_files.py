@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tidemill.batch.creation_order import creation_ns
-from tidemill.batch.model import Batch, File
+from tidemill.batch.model import Batch
+from tidemill.batch.stored_file import File
 
 from ..lifecycle.batch_lock import BatchLock
 

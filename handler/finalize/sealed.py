@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import overload
 
 from tidemill.batch.batch_object import MAX_LISTED_ERRORS
-from tidemill.batch.model import BatchError, Progress, Shard
+from tidemill.batch.model import BatchError, Shard
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.result_kinds import KINDS, ResultKind, SealedSegment
 
 from ..aws.sync import Aws

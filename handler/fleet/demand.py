@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from tidemill.batch.file.expected_tokens import NO_TOKENS
 from tidemill.batch.fleet import FleetPlan, OpenWork, WorkerRate
 from tidemill.batch.forecast import tokens_left
-from tidemill.batch.model import Batch, Progress
+from tidemill.batch.model import Batch
 from tidemill.batch.progress import LiveShard, ShardProgress
+from tidemill.batch.progress_counts import Progress
 
 # Close to the end of a window, any extra worker is worth its start.
 _LAST_MINUTE_SECONDS = 60

@@ -9,7 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-from tidemill.batch.model import Batch, Progress, Shard
+from tidemill.batch.model import Batch, Shard
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
 
 from ..aws.queues import advance_message

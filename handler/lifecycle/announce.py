@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tidemill.batch.model import Batch, Progress
+from tidemill.batch.model import Batch
 from tidemill.batch.month import month_of, uses_of
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
 
 from ..aws.calls import Operation

@@ -8,8 +8,9 @@ from typing import Any
 from pydantic_core import to_json
 
 from tidemill.batch.batch_object import batch_object
-from tidemill.batch.model import Batch, Progress
+from tidemill.batch.model import Batch
 from tidemill.batch.object_keys import is_drop
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import MOVES, Status
 
 from ..aws.calls import Operation

@@ -5,7 +5,8 @@ from __future__ import annotations
 from tidemill.batch.batch_object import MAX_LISTED_ERRORS, BatchObject, batch_object
 from tidemill.batch.file.throughput import TELLING_SHARE
 from tidemill.batch.forecast import share_done
-from tidemill.batch.model import Batch, Progress
+from tidemill.batch.model import Batch
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
 
 from ..aws.calls import Operation

@@ -7,8 +7,9 @@ from typing import Final, Literal, NamedTuple
 from pydantic import BaseModel
 
 from tidemill.batch.batch_object import cost_of
-from tidemill.batch.model import Batch, Progress, sum_of
+from tidemill.batch.model import Batch
 from tidemill.batch.progress import ShardProgress
+from tidemill.batch.progress_counts import Progress, sum_of
 from tidemill.batch.states import RANK, TERMINAL, Status
 
 from ..aws.sync import Aws

@@ -287,7 +287,7 @@ class Feed:
         self._go_on_after(None if task.cancelled() else task.exception())
 
     async def _run_line(self, run: ShardRun, line: RawLine) -> None:
-        run.begin()
+        run.meter.begin_row()
         started_ns = time.time_ns()
         data = run.cascade.line_of(line).data
         row = await self._engine.fetch_row(line.number, run.batch.created_at, data)

@@ -58,7 +58,7 @@ class GpuTime:
         for engine in busy:
             num_inflight = sum(map(len, engine.lines.values()))
             for run, lines in engine.lines.items():
-                run.gpu_seconds += seconds * engine.num_gpus * len(lines) / num_inflight
+                run.meter.gpu_seconds += seconds * engine.num_gpus * len(lines) / num_inflight
         stats = [engine.stats() for engine in busy]
         if any(each.output_tokens for each in stats):
             self._context.cold_start.reach("token")

@@ -7,7 +7,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from tidemill.batch.model import Batch, Progress
+from tidemill.batch.model import Batch
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
 
 from ..errors import AwsError, LeaseLost
@@ -64,7 +65,7 @@ class Heartbeat:
         for run in runs:
             if run.lease.is_over:
                 run.lose()
-            elif run.lease.is_due or self._reported.get(run) != _summary_of(run.progress):
+            elif run.lease.is_due or self._reported.get(run) != _summary_of(run.meter.progress):
                 self.start(("lease", run), partial(self._renew, run))
             self.start(("message", run), run.message.extend_visibility)
         for batch_id in {run.shard.batch_id for run in runs}:
@@ -106,7 +107,7 @@ class Heartbeat:
 
     async def _renew(self, run: ShardRun) -> None:
         sent_at = self._context.clock()
-        progress = run.progress
+        progress = run.meter.progress
         try:
             await self._context.aws.run(
                 self._context.deployment.table.renew(
@@ -119,7 +120,7 @@ class Heartbeat:
         except LeaseLost:
             run.lose()
         else:
-            run.record_progress(progress)
+            run.meter.record(progress)
             run.lease.renewed(sent_at)
             self._reported[run] = _summary_of(progress)
 

@@ -69,7 +69,7 @@ class Prefetch:
     async def update(self) -> None:
         """Set the bounds from this worker's rate, the remaining work and the number of workers."""
         batches = {run.batch.id: run.batch for run in self._runs}
-        rate = sum(run.pace.rates.rows_per_second for run in self._runs)
+        rate = sum(run.meter.pace.rates.rows_per_second for run in self._runs)
         if len(batches) != 1 or not rate:
             self._max_lines, self._max_shards = 0.0, self._few_shards
             return

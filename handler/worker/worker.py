@@ -351,9 +351,9 @@ class Worker:
         self._runs.remove(run)
         heir = next((each for each in self._runs if each.batch.id == run.batch.id), None)
         if heir is None:
-            self._context.keep_pace(run.batch.id, run.pace)
+            self._context.keep_pace(run.batch.id, run.meter.pace)
         else:
-            heir.pace.merge(run.pace)
+            heir.meter.pace.merge(run.meter.pace)
             self._heartbeat.beat()  # otherwise its batch seems stalled until the next beat
         self._busy_at = self._context.clock()
         self._feeds.admit()

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from tidemill.batch.model import Batch, Progress
+from tidemill.batch.model import Batch
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
 
 from .database import Database

@@ -22,9 +22,9 @@ from tidemill.batch.file_object import (
     display_name,
     file_object,
 )
-from tidemill.batch.model import File
 from tidemill.batch.object_keys import DROP_TENANT
 from tidemill.batch.pagination import make_page
+from tidemill.batch.stored_file import File
 from tidemill.protocol.errors import RequestError
 
 from ..errors import json_response

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from tidemill.batch.model import File
+from tidemill.batch.stored_file import File
 
 from .database import Database
 from .folder import Folder

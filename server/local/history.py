@@ -5,8 +5,9 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import astuple
 
-from tidemill.batch.model import Batch, Progress
+from tidemill.batch.model import Batch
 from tidemill.batch.progress import HistoryBucket, history_bucket
+from tidemill.batch.progress_counts import Progress
 
 from .database import Database
 

@@ -6,10 +6,12 @@ from contextlib import nullcontext
 from itertools import islice
 from threading import Lock
 
-from tidemill.batch.model import Batch, File, Progress
+from tidemill.batch.model import Batch
 from tidemill.batch.parts import EXPIRED, row_not_run
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.result_kinds import ERRORS, KINDS, ResultKind
 from tidemill.batch.states import Status
+from tidemill.batch.stored_file import File
 
 from .batch_run import lines_without_row, open_input
 from .folder import sync_folder

@@ -13,7 +13,7 @@ from uuid import uuid4
 from tidemill.batch.file.formats import detect_file, open_lines
 from tidemill.batch.file.lines import FormatError, RawLine, read_lines
 from tidemill.batch.file.row_order import rows_of_lines
-from tidemill.batch.model import Batch, File, Retry
+from tidemill.batch.model import Batch, Retry
 from tidemill.batch.object_keys import DROP_TENANT, result_file_id
 from tidemill.batch.parts import RowKind
 from tidemill.batch.result_kinds import ERRORS, KINDS, OUTPUT, ResultKind
@@ -24,6 +24,7 @@ from tidemill.batch.retry import (
     is_success,
     merged_counts,
 )
+from tidemill.batch.stored_file import File
 
 from .rows import MergedPlaces, kind_of
 from .store import Store

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from tidemill.batch.file.expected_tokens import NO_TOKENS
 from tidemill.batch.file.rows import is_truncated
-from tidemill.batch.model import Progress
 from tidemill.batch.parts import FinishedRow, RowKind
+from tidemill.batch.progress_counts import Progress
 from tidemill.protocol.contract import Usage
 
 from .batches import BatchTable

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidemill.batch.model import File
+from tidemill.batch.stored_file import File
 
 from . import batches, files, history, input_lines, rows, uploads
 from .batches import BatchTable

@@ -16,8 +16,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tidemill.batch.file_object import check_purpose, display_name, file_object
-from tidemill.batch.model import Upload
 from tidemill.batch.object_keys import DROP_TENANT
+from tidemill.batch.stored_file import Upload
 from tidemill.batch.upload_object import (
     CompleteRequest,
     PartUrl,

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from tidemill.batch.model import File, Upload
+from tidemill.batch.stored_file import File, Upload
 
 from .database import Database
 from .files import FileTable

@@ -9,7 +9,8 @@ from openai.types import Batch as OpenAIBatch
 from tests.batch.test_states import NEW
 from tidemill.batch.batch_object import batch_object, cost_of
 from tidemill.batch.file.unknown_parameters import UnknownParameter
-from tidemill.batch.model import BatchError, EngineInfo, Options, Progress
+from tidemill.batch.model import BatchError, EngineInfo, Options
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
 
 PROGRESS = Progress(7, 3, 70, 20, 21, gpu_seconds=1800.0)

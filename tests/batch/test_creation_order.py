@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tidemill.batch.creation_order import creation_key, creation_ns
-from tidemill.batch.model import File
+from tidemill.batch.stored_file import File
 
 SECOND = 1_800_000_000
 FILE = File("file-1", "t", "k", 5, SECOND, "n", "batch")

@@ -10,7 +10,8 @@ import pytest
 from tidemill.batch.file.expected_tokens import ExpectedTokens, expected_tokens, work_of
 from tidemill.batch.fleet import WorkerRate
 from tidemill.batch.forecast import batch_seconds_left, estimate_gpu_seconds
-from tidemill.batch.model import Batch, Options, Outputs, Progress, Source
+from tidemill.batch.model import Batch, Options, Outputs, Source
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
 
 BATCH = Batch(

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from tests.batch.test_states import NEW
 from tidemill.batch.escalation import Escalation
-from tidemill.batch.model import Progress
 from tidemill.batch.month import (
     ModelUse,
     is_month,
@@ -18,6 +17,7 @@ from tidemill.batch.month import (
     total_of,
     uses_of,
 )
+from tidemill.batch.progress_counts import Progress
 
 DONE = Progress(7, 3, 70, 20, 21, gpu_seconds=5400.0, escalated_gpu_seconds=1800.0)
 

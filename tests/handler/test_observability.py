@@ -10,7 +10,7 @@ from typing import NoReturn
 import pytest
 
 from tests.handler.emf import lines_in, parse
-from tidemill.batch.model import Progress
+from tidemill.batch.progress_counts import Progress
 from tidemill.handler.observability import Metric, emit, figures_of
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..attention import AttentionShape, HeadNorms
-from ..reference import zeros
+from ..host_memory import zeros
 from ..step import Step
 from .flash import BLOCK, LOWEST, PAGE_SIZE
 from .qkv import store_kv, store_qkv

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..elementwise import Gate
+from ..host_memory import WeightBlocks
 from ..linear import Epilogue
 from .jit_cache import compiled
 from .linear_panels import (
@@ -39,6 +40,7 @@ AHEAD_BYTES = 4096
 # No further words of a row and its panel (those of an adapter), and no scales.
 NO_MORE = (0, 0, 0, 0)
 NO_SCALES = 0
+_weights = WeightBlocks()
 HAS_VECTORS = llvmlite.binding.get_host_cpu_features().get("avx512f", False)
 
 
@@ -132,7 +134,7 @@ def pack_panels(weight: Tensor, halves: int) -> Tensor:
     """
     words = weight.contiguous().view(torch.int32)
     count, width = WIDTH // halves, words.shape[0] // halves
-    packed = words.new_empty(-(-width // count), words.shape[1], WIDTH)
+    packed = _weights.allocate((-(-width // count), words.shape[1], WIDTH), torch.int32)
     _pack(shared_pool(), words.numpy(), halves, packed.numpy())
     return packed
 

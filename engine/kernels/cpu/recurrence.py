@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..host_memory import zeros
 from ..recurrence import L2_EPS, GatedDelta, RecurrentShape, RuleWeights, StateSpace, row_bytes
-from ..reference import zeros
 from ..step import Step
 from .jit_cache import compiled, inlined
 from .scalars import DTYPES, elements, exp, narrow, sigmoid, widen

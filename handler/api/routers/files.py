@@ -24,9 +24,9 @@ from tidemill.batch.file_object import (
     display_name,
     file_object,
 )
-from tidemill.batch.model import File
 from tidemill.batch.object_keys import file_key
 from tidemill.batch.pagination import Page, make_page
+from tidemill.batch.stored_file import File
 
 from ...aws.sync import MAX_PRESIGNED_SECONDS
 from ...deployment import deployment

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from hashlib import md5, sha256
 from typing import Any, Final
 
-from tidemill.batch.model import Upload, UploadWay
 from tidemill.batch.object_keys import file_key, upload_prefix
 from tidemill.batch.result_kinds import SealedSegment
+from tidemill.batch.stored_file import Upload, UploadWay
 from tidemill.batch.upload_object import (
     UPLOAD_ID,
     check_pending,

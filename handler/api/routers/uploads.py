@@ -12,8 +12,8 @@ from aws_lambda_powertools.event_handler.openapi.params import File as FileParam
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 
 from tidemill.batch.file_object import check_purpose, display_name, file_object
-from tidemill.batch.model import Upload
 from tidemill.batch.object_keys import file_key, upload_prefix
+from tidemill.batch.stored_file import Upload
 from tidemill.batch.upload_object import (
     CompleteRequest,
     PartUrl,

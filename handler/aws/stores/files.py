@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from tidemill.batch.creation_order import creation_key
-from tidemill.batch.model import File
+from tidemill.batch.stored_file import File
 
 from ..calls import Call, Operation
 from ..items import dump, load, to_item

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from tidemill.batch.model import Batch, Progress
+from tidemill.batch.model import Batch
 from tidemill.batch.month import ModelUse, total_of
 from tidemill.batch.progress import HistoryBucket
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import TERMINAL, Status
 
 from ..calls import Operation

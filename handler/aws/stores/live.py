@@ -16,8 +16,9 @@ from typing import Any, Final
 
 from pydantic_core import from_json, to_json
 
-from tidemill.batch.model import ROW_TIMES, Batch, Progress, Shard, ShardStatus, sum_of
+from tidemill.batch.model import Batch, Shard, ShardStatus
 from tidemill.batch.progress import LiveShard, ShardProgress
+from tidemill.batch.progress_counts import ROW_TIMES, Progress, sum_of
 
 from ..calls import Call, Operation
 from ..items import dump, load, to_item

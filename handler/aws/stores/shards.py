@@ -13,7 +13,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
-from tidemill.batch.model import Progress, Shard, ShardStatus
+from tidemill.batch.model import Shard, ShardStatus
+from tidemill.batch.progress_counts import Progress
 
 from ...errors import ConditionFailed, LeaseLost
 from ..calls import Call, Operation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tidemill.batch.model import File, Upload, UploadWay
+from tidemill.batch.stored_file import File, Upload, UploadWay
 
 from ...errors import ConditionFailed
 from ..calls import Call, Operation

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tidemill.batch.model import Batch, Progress
+from tidemill.batch.model import Batch
 from tidemill.batch.progress import history_bucket
+from tidemill.batch.progress_counts import Progress
 
 REPORT_SECONDS = 10.0
 

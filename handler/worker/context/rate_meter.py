@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidemill.batch.fleet import WorkerRate
-from tidemill.batch.model import Progress
+from tidemill.batch.progress_counts import Progress
 
 REPORT_SECONDS = 60.0
 # Shorter measurements are noise: rows finish in bursts.

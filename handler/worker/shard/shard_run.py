@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
-from dataclasses import replace
-from itertools import count
 from typing import Any, NamedTuple
 
 from tidemill.batch.errors import HandlerError
 from tidemill.batch.file.lines import RawLine
-from tidemill.batch.file.throughput import RateWindow
-from tidemill.batch.model import BatchError, Progress
-from tidemill.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
+from tidemill.batch.model import BatchError
+from tidemill.batch.parts import FinishedRow
 from tidemill.batch.states import Status
 from tidemill.batch.suspects import Verdict
 from tidemill.engine_process.frames import Row
@@ -32,6 +29,8 @@ from .pending_lines import PendingLines
 from .rows import Unflushed, compact, print_unrun
 from .shard_cascade import ShardCascade
 from .shard_input import ShardInput
+from .shard_meter import ShardMeter
+from .shard_parts import ShardParts
 from .shard_span import ShardSpan
 
 
@@ -75,24 +74,16 @@ class ShardRun:
         self.requests: set[asyncio.Task[None]] = set()
         self.is_open = False
         self.is_over = False
-        self.gpu_seconds = claim.shard.progress.gpu_seconds
         self.span = ShardSpan(context.tracing, claim.batch, claim.shard)
         self.cascade = ShardCascade(claim.batch, claim.shard)
+        self.meter = ShardMeter(claim, context)
         self._context = context
         self._order = order
         self._wake = wake
         self._check_machine = check_machine
         self._is_doubted = False  # rows were dropped: the machine is broken
         self._quarantined: tuple[int, ...] = ()
-        self._index, self._drafts = PartIndex(), PartIndex()
         self._unflushed = Unflushed()
-        self._durable = claim.shard.progress.without_rates
-        self._recorded = claim.shard.progress
-        self._first_row_at = claim.shard.progress.first_row_at
-        self._last_row_at = claim.shard.progress.last_row_at
-        earlier = context.paces.pop(claim.shard.batch_id, None)
-        self.pace = RateWindow(context.clock) if earlier is None else earlier
-        self._part_numbers = count()
         self._has_new_rows = False
         self._is_handing_over = False
         self._ending: EarlyEnd | None = None
@@ -103,6 +94,7 @@ class ShardRun:
             "fence": claim.shard.fence,
         }
         self._input = ShardInput(claim, context, self.lease, self.labels)
+        self._parts = ShardParts(claim, context, self.lease, self.labels)
 
     # State and events
 
@@ -122,23 +114,6 @@ class ShardRun:
         return self._ending is not None or self.is_over or self.lease.is_over
 
     @property
-    def progress(self) -> Progress:
-        """Return the durable progress, its GPU time, and its rates."""
-        durable, expected, before = self._durable, self.shard.expected, self.shard.progress
-        share = min(1.0, (durable.num_rows + durable.escalated) / self.shard.num_rows)
-        by_second = self.gpu_seconds - before.gpu_seconds if self.shard.is_escalated else 0.0
-        return replace(
-            durable,
-            gpu_seconds=round(self.gpu_seconds, 3),
-            escalated_gpu_seconds=round(before.escalated_gpu_seconds + by_second, 3),
-            expected_input_tokens=round(expected.input * share),
-            expected_output_tokens=round(expected.output * share),
-            first_row_at=self._first_row_at,
-            last_row_at=self._last_row_at,
-            **self.pace.rates._asdict(),
-        )
-
-    @property
     def attempts(self) -> int:
         """Number of claims, this one included, since rows were last made durable."""
         return 0 if self._has_new_rows else self.shard.attempts
@@ -148,25 +123,9 @@ class ShardRun:
         """Number of claims that count if the worker dies: those in which a line has run."""
         return max(0, self.attempts - (self.is_open and not self.pending.has_begun))
 
-    def record_progress(self, progress: Progress) -> None:
-        """Record the progress that the table has, and add the difference to the meters.
-
-        Replies may arrive out of order: older progress adds nothing.
-        """
-        new = progress.since(self._recorded)
-        self._recorded += new
-        self._context.usage_meter.add(new)
-        self._context.rate_meter.add(new)
-        self._context.history.add(self.batch, new, self._context.wall())
-        self._context.gpu_usage.add(self.batch.tenant, new.gpu_seconds)
-
-    def begin(self) -> None:
-        """Note that a line is sent to an engine."""
-        self._first_row_at = self._first_row_at or round(self._context.wall(), 3)
-
     def finish(self, raw: RawLine, row: Row) -> None:
         """Add the row of a line that the engine has answered."""
-        self._last_row_at = round(self._context.wall(), 3)
+        self.meter.end_row()
         self.pending.finish(raw.number)
         self._context.emit_cold_start()
         is_draft = self.cascade.is_draft(raw, row.row)
@@ -222,7 +181,7 @@ class ShardRun:
         try:
             await self._open()
             await self._collect()
-            if self._is_complete and not self.shard.is_escalated and self._escalated:
+            if self._is_complete and not self.shard.is_escalated and self._parts.escalated:
                 await self._escalate()
                 outcome = "escalated"
             elif self._is_complete:
@@ -244,32 +203,23 @@ class ShardRun:
         finally:
             self.is_over = True
             self.abort()
-            self.span.end(outcome, self._durable)
+            self.span.end(outcome, self.meter.durable)
 
     @property
     def _is_complete(self) -> bool:
         is_finished = self.pending.is_finished and not self._is_doubted
         return self.is_open and is_finished and not self._unflushed
 
-    @property
-    def _escalated(self) -> frozenset[int]:
-        """Return the lines that have only a draft."""
-        return self._drafts.lines - self._index.lines
-
     async def _open(self) -> None:
-        self._index = await self._input.read_parts()
-        if self.cascade.has_drafts:
-            drafts = await self._input.read_parts(are_drafts=True)
-            sure = await self._input.find_sure(drafts, self.cascade)
-            accepted, self._drafts = drafts.split(sure)
-            self._index.merge(accepted)
-        self._durable = self._index.progress(self._drafts)
-        done = self._index.lines if self.shard.is_escalated else self._index.lines | self._escalated
+        parts = self._parts
+        await parts.read(self._input, self.cascade)
+        self.meter.durable = parts.progress
+        done = parts.rows.lines if self.shard.is_escalated else parts.rows.lines | parts.escalated
         lines = await self._input.read_lines()
         logger.info(
             "claimed",
-            kept_lines=len(self._index),
-            kept=compact(self._index.lines),
+            kept_lines=len(parts.rows),
+            kept=compact(parts.rows.lines),
             suspects=[compact(group) for group in self.shard.suspects],
             **self.labels,
         )
@@ -325,51 +275,26 @@ class ShardRun:
             return
         taken_at = self._context.clock()
         rows = tuple(self._unflushed.rows)
-        await self._put([row for row in rows if not row.is_draft], self._index)
-        await self._put([row for row in rows if row.is_draft], self._drafts)
+        await self._parts.write(rows)
         self._unflushed.drop(len(rows), taken_at)
         self._has_new_rows = True
-        self.pace.add(len(rows), sum((row.usage for row in rows), start=Usage()))
-        self._durable = self._index.progress(self._drafts)
+        self.meter.pace.add(len(rows), sum((row.usage for row in rows), start=Usage()))
+        self.meter.durable = self._parts.progress
         self._wake()
-
-    async def _put(self, rows: Sequence[FinishedRow], index: PartIndex) -> None:
-        """Make rows durable as a part or a draft, and add them to its index."""
-        if not rows:
-            return
-        data, is_draft = encode_part(rows), rows[0].is_draft
-        bucket = self._context.deployment.bucket
-        key = await self._retry(
-            lambda: bucket.put_part(
-                # A new number for each try: a written part is immutable.
-                self.shard,
-                next(self._part_numbers),
-                data,
-                is_draft=is_draft,
-            )
-        )
-        index.add(key, decode_index(data))
-        logger.info(
-            "part written",
-            key=key,
-            num_rows=len(rows),
-            num_bytes=len(data),
-            lines=compact(row.line for row in rows),
-            **self.labels,
-        )
 
     # Ends of the run
 
     async def _commit(self) -> None:
         bucket, table = self._context.deployment.bucket, self._context.deployment.table
-        if len(self._index) != self.shard.num_rows:
-            raise RowsMissing(f"only {len(self._index)} of {self.shard.num_rows} lines have a row")
-        seal = self._index.seal()
+        rows = self._parts.rows
+        if len(rows) != self.shard.num_rows:
+            raise RowsMissing(f"only {len(rows)} of {self.shard.num_rows} lines have a row")
+        seal = rows.seal()
         await self._retry(lambda: bucket.put_segments(self.shard, seal))
         if self._ending is None:
-            await self._input.keep_results(self._index)
+            await self._input.keep_results(rows)
         self._is_handing_over = True
-        progress = self.progress.without_rates
+        progress = self.meter.progress.without_rates
         await self._retry(
             lambda: table.commit(
                 self.shard,
@@ -378,7 +303,7 @@ class ShardRun:
                 error_sizes=[segment.num_bytes for segment in seal.errors],
             )
         )
-        self.record_progress(progress)
+        self.meter.record(progress)
         logger.info(
             "committed", completed=progress.completed, failed=progress.failed, **self.labels
         )
@@ -392,10 +317,10 @@ class ShardRun:
     async def _escalate(self) -> None:
         """Leave the lines that have only a draft to the workers of the batch's second model."""
         if self._ending is None:
-            await self._input.keep_results(self._index)
-            await self._input.keep_results(self._drafts)
+            await self._input.keep_results(self._parts.rows)
+            await self._input.keep_results(self._parts.drafts)
         self._is_handing_over = True
-        progress, lines = self.progress.without_rates, compact(self._escalated)
+        progress, lines = self.meter.progress.without_rates, compact(self._parts.escalated)
         table = self._context.deployment.table
         await self._retry(
             lambda: table.release(
@@ -407,7 +332,7 @@ class ShardRun:
                 is_escalated=True,
             )
         )
-        self.record_progress(progress)
+        self.meter.record(progress)
         logger.info("escalated", lines=lines, **self.labels)
         try:
             await continue_escalated(self._context, self.batch, self.shard)
@@ -470,7 +395,7 @@ class ShardRun:
         if self._is_doubted:  # the machine may have been the cause
             suspects, quarantined = (*((line,) for line in quarantined), *suspects), ()
         self._is_handing_over = True
-        progress = self.progress.without_rates
+        progress = self.meter.progress.without_rates
         await self._retry(
             lambda: self._context.deployment.table.release(
                 self.shard,
@@ -480,7 +405,7 @@ class ShardRun:
                 attempts=attempts,
             )
         )
-        self.record_progress(progress)
+        self.meter.record(progress)
         logger.info("released", reason=ending.reason, **self.labels)
 
     # Helpers

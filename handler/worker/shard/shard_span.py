@@ -6,7 +6,8 @@ import time
 
 from tidemill.batch.file.lines import RawLine
 from tidemill.batch.file.request_span import trace_request
-from tidemill.batch.model import Batch, Progress, Shard
+from tidemill.batch.model import Batch, Shard
+from tidemill.batch.progress_counts import Progress
 from tidemill.engine_process.frames import Row
 from tidemill.net.tracing import Tracing, Value
 

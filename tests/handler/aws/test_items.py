@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.batch.model import Batch, File, Progress, Shard
+from tidemill.batch.model import Batch, Shard
+from tidemill.batch.progress_counts import Progress
+from tidemill.batch.stored_file import File
 from tidemill.handler.aws.items import dump, from_item, load, to_item, to_value
 
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {

@@ -19,10 +19,12 @@ from tests.handler.aws.conftest import Run
 from tests.handler.aws.given import LEASE_SECONDS, NOW, claimed, in_progress, make_batch
 from tidemill.batch.file.formats import FileFormat
 from tidemill.batch.intake_progress import Phase, WorkUnit, new_progress
-from tidemill.batch.model import Batch, File, Progress, Shard, Upload
+from tidemill.batch.model import Batch, Shard
 from tidemill.batch.parts import FinishedRow, PartIndex, encode_part
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.shard_cutter import ShardLimits
 from tidemill.batch.states import Status
+from tidemill.batch.stored_file import File, Upload
 from tidemill.handler.aws.calls import Operation, T
 from tidemill.handler.aws.stores.drops import Arrival
 from tidemill.handler.deployment import Deployment

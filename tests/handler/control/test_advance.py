@@ -13,7 +13,8 @@ from tests.emulators import MODEL, active_ids
 from tests.handler.control.looking import look_at
 from tests.handler.intake.rig import Cloud, lines_of, plenty, time_for
 from tidemill.batch.fleet import OpenWork
-from tidemill.batch.model import Batch, Progress, Shard
+from tidemill.batch.model import Batch, Shard
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
 from tidemill.handler.aws.queues import advance_message, intake_message
 from tidemill.handler.control.advance import advance

@@ -12,7 +12,7 @@ from pydantic_core import to_json
 from tests.emulators import MODEL, Emulator
 from tests.handler.emf import Line, lines_in, totals
 from tests.handler.finalize.rig import Cloud, Drop, plenty
-from tidemill.batch.model import Progress
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
 from tidemill.handler.aws.queues import shard_message
 from tidemill.handler.control.dead_letters import handle_dead_letter

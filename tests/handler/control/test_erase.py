@@ -13,9 +13,10 @@ from tests.emulators import Emulator, active_ids
 from tests.handler.finalize.rig import Cloud, Drop, plenty
 from tests.handler.killing import is_killed_after
 from tests.long_parameters import with_long
-from tidemill.batch.model import Options, Shard, Source, Upload
+from tidemill.batch.model import Options, Shard, Source
 from tidemill.batch.object_keys import results_prefix, upload_prefix
 from tidemill.batch.states import Status
+from tidemill.batch.stored_file import Upload
 from tidemill.handler.aws.bucket import Bucket
 from tidemill.handler.aws.items import dump
 from tidemill.handler.aws.queues import LAMBDA_SECONDS, advance_message

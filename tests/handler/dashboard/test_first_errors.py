@@ -12,9 +12,11 @@ from tests.handler.api.rig import answer_to, request_of
 from tests.handler.aws.given import make_batch
 from tests.handler.finalize.rig import Cloud as FinalizeCloud
 from tests.handler.intake.rig import Cloud
-from tidemill.batch.model import Batch, File, Progress
+from tidemill.batch.model import Batch
 from tidemill.batch.parts import FinishedRow, encode_part
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
+from tidemill.batch.stored_file import File
 from tidemill.dashboard.failures import Failure, group_errors
 from tidemill.handler.aws.calls import Call
 from tidemill.handler.aws.sync import Aws

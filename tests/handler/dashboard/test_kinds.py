@@ -9,8 +9,8 @@ from playwright.sync_api import Page, expect
 from tests.handler.aws.given import NOW, make_batch
 from tests.handler.dashboard.steps import obstacles, sign_in
 from tests.handler.intake.rig import Cloud
-from tidemill.batch.model import Progress
 from tidemill.batch.progress import HistoryBucket
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
 
 NewKey = Callable[[str], str]

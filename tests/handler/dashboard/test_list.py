@@ -18,9 +18,11 @@ from tests.handler.api.rig import answer_to, give_key, refusal_in, request_of
 from tests.handler.aws.given import make_batch
 from tests.handler.dashboard.steps import check_looks, sign_in
 from tests.handler.intake.rig import Cloud, lines_of
-from tidemill.batch.model import Batch, BatchError, File, Progress
+from tidemill.batch.model import Batch, BatchError
 from tidemill.batch.month import ModelUse, month_of, shifted
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
+from tidemill.batch.stored_file import File
 from tidemill.handler.aws.calls import Operation
 from tidemill.handler.lifecycle.announce import announce
 from tidemill.handler.queries import batch_search

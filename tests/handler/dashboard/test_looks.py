@@ -14,9 +14,11 @@ from tests.handler.aws.given import make_batch
 from tests.handler.dashboard.steps import obstacles, sign_in
 from tests.handler.intake.rig import Cloud, lines_of
 from tidemill.batch.fleet import WorkerRate
-from tidemill.batch.model import BatchError, File, Progress
+from tidemill.batch.model import BatchError
 from tidemill.batch.progress import HistoryBucket
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
+from tidemill.batch.stored_file import File
 from tidemill.dashboard.assets import url_of
 
 NewKey = Callable[[str], str]

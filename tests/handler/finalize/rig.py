@@ -11,9 +11,10 @@ from uuid import uuid4
 from pydantic_core import from_json, to_json
 
 from tests.emulators import MODEL, Emulator, deployment_of
-from tidemill.batch.model import Batch, EngineInfo, Options, Outputs, Progress, Shard, Source
+from tidemill.batch.model import Batch, EngineInfo, Options, Outputs, Shard, Source
 from tidemill.batch.object_keys import batch_id_of_drop, outputs_of_drop
 from tidemill.batch.parts import FinishedRow, encode_part
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
 from tidemill.handler.aws.queues import parse_message
 from tidemill.handler.aws.stores.drops import Arrival

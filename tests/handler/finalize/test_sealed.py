@@ -6,8 +6,9 @@ import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
-from tidemill.batch.model import BatchError, Progress, Shard, ShardStatus
+from tidemill.batch.model import BatchError, Shard, ShardStatus
 from tidemill.batch.object_keys import segment_key
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.result_kinds import ERRORS, OUTPUT
 from tidemill.handler.finalize.sealed import Sealed, each_shard
 

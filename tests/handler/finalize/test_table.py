@@ -23,9 +23,10 @@ from tests.handler.killing import is_killed_after
 from tests.long_parameters import with_long
 from tidemill.batch.batch_request import parse_request
 from tidemill.batch.escalation import Escalation
-from tidemill.batch.model import Batch, File
+from tidemill.batch.model import Batch
 from tidemill.batch.parts import FinishedRow, encode_part
 from tidemill.batch.states import Status
+from tidemill.batch.stored_file import File
 from tidemill.batch.table.recipe import print_recipe
 from tidemill.handler.control.sweep import sweep
 from tidemill.handler.finalize import upload_results

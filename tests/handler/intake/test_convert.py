@@ -17,9 +17,10 @@ from tests.handler.intake.rig import Cloud, line_of, lines_of, plenty, time_for
 from tests.handler.killing import is_killed_after
 from tests.long_parameters import with_long
 from tidemill.batch.batch_request import parse_request
-from tidemill.batch.model import Batch, File, Shard
+from tidemill.batch.model import Batch, Shard
 from tidemill.batch.object_keys import converted_key
 from tidemill.batch.states import Status
+from tidemill.batch.stored_file import File
 from tidemill.handler.aws.queues import intake_message
 from tidemill.handler.control.advance import advance
 from tidemill.handler.intake import convert

@@ -12,9 +12,10 @@ from tests.emulators import active_ids
 from tests.handler.intake.rig import Cloud, lines_of
 from tidemill.batch.batch_request import parse_request
 from tidemill.batch.errors import InvalidOption, KeyReused
-from tidemill.batch.model import Batch, File
+from tidemill.batch.model import Batch
 from tidemill.batch.object_keys import batch_id_of_drop
 from tidemill.batch.states import Status
+from tidemill.batch.stored_file import File
 from tidemill.handler.aws.queues import advance_message
 from tidemill.handler.errors import AwsError
 from tidemill.handler.intake import new_batch

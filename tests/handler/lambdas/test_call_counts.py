@@ -19,8 +19,8 @@ from tests.handler.finalize.rig import Cloud as Rig
 from tests.handler.finalize.rig import Drop
 from tests.handler.intake.rig import Cloud, lines_of, plenty
 from tests.handler.lambdas.telling import listening
-from tidemill.batch.model import File
 from tidemill.batch.states import Status
+from tidemill.batch.stored_file import File
 from tidemill.handler.api.envelope.caller import aws as api_aws
 from tidemill.handler.aws.queues import advance_message
 from tidemill.handler.aws.sync import Aws

@@ -14,7 +14,7 @@ import pytest_asyncio
 from tests.emulators import MODEL
 from tests.handler.emf import lines_in
 from tests.handler.worker.rig import NEVER, Rig, until, well
-from tidemill.batch.model import Progress
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
 from tidemill.engine_process.frames import Row
 from tidemill.handler.aws.aio import AioAws
@@ -96,14 +96,14 @@ async def test_a_pace_goes_on_in_the_next_shard_of_its_batch(
     work = rig.batch(GOOD, GOOD, GOOD, shard_lines=1)
     ended = await claimed(context)
     context.clock.now += 10  # type: ignore[attr-defined]
-    ended.pace.add(50, Usage())
-    context.keep_pace(work.batch.id, ended.pace)
+    ended.meter.pace.add(50, Usage())
+    context.keep_pace(work.batch.id, ended.meter.pace)
     heir = await claimed(context)
     await done(beats(context, [heir]))
     assert work.shard(heir.shard.number).progress.rows_per_second == 5.0
-    context.keep_pace(work.batch.id, heir.pace)
+    context.keep_pace(work.batch.id, heir.meter.pace)
     context.clock.now += 61  # type: ignore[attr-defined]
-    context.keep_pace("another", ended.pace)
+    context.keep_pace("another", ended.meter.pace)
     assert context.paces == {}
 
 
@@ -223,25 +223,25 @@ async def test_the_time_of_the_gpus_is_shared_by_use(rig: Rig, context: WorkerCo
     gpu_time.engines += [one, other]
     context.clock.now += 1  # type: ignore[attr-defined]
     gpu_time.share()
-    assert [run.gpu_seconds for run in runs] == [0, 0]
+    assert [run.meter.gpu_seconds for run in runs] == [0, 0]
     for number, run in enumerate((runs[0], runs[0], runs[0], runs[1])):
         one.add(run, number)
     context.clock.now += 1  # type: ignore[attr-defined]
     gpu_time.share()
-    assert [run.gpu_seconds for run in runs] == [1.5, 0.5]
+    assert [run.meter.gpu_seconds for run in runs] == [1.5, 0.5]
     context.clock.now += 20  # type: ignore[attr-defined]
     gpu_time.share()
-    assert sum(run.gpu_seconds for run in runs) == 2 + 2 * 2 * context.config.tick_seconds
+    assert sum(run.meter.gpu_seconds for run in runs) == 2 + 2 * 2 * context.config.tick_seconds
     for run in runs:
-        run.gpu_seconds = 0
+        run.meter.gpu_seconds = 0
     other.add(runs[1], 5)
     context.clock.now += 1  # type: ignore[attr-defined]
     gpu_time.share()
-    assert [run.gpu_seconds for run in runs] == [1.5, 1.5]
+    assert [run.meter.gpu_seconds for run in runs] == [1.5, 1.5]
     other.remove(runs[1], 5)
     context.clock.now += 1  # type: ignore[attr-defined]
     gpu_time.share()
-    assert [run.gpu_seconds for run in runs] == [3, 2]
+    assert [run.meter.gpu_seconds for run in runs] == [3, 2]
 
 
 async def test_requests_shorter_than_a_beat_have_their_time(
@@ -266,7 +266,7 @@ async def test_requests_shorter_than_a_beat_have_their_time(
     await until(lambda: run.pending.is_finished)
     context.clock.now += 8  # type: ignore[attr-defined]
     gpu_time.share()
-    assert run.gpu_seconds == 2 * 3 * 0.25
+    assert run.meter.gpu_seconds == 2 * 3 * 0.25
 
 
 async def test_metrics_are_emitted_once_a_minute_of_work(
@@ -283,7 +283,7 @@ async def test_metrics_are_emitted_once_a_minute_of_work(
     load = EngineLoad(1, lambda: EngineStats(kv_cache_usage=next(used)))
     load.add(run, 1)
     gpu_time.engines.append(load)
-    run._durable = Progress(completed=2, completion_tokens=60)
+    run.meter.durable = Progress(completed=2, completion_tokens=60)
     emitted = []
     for _ in range(45):
         context.clock.now += 3  # type: ignore[attr-defined]
@@ -295,7 +295,7 @@ async def test_metrics_are_emitted_once_a_minute_of_work(
     assert (first["RowsCompleted"], second["RowsCompleted"]) == (2, 0)
     assert first["TokensPerSecond"] == round(60 / 63, 3)
     assert (first["KvCacheUse"], second["KvCacheUse"]) == (75, 25)
-    assert run.gpu_seconds == 45 * 3
+    assert run.meter.gpu_seconds == 45 * 3
 
 
 def test_why_a_batch_goes_no_further(rig: Rig) -> None:

@@ -15,7 +15,8 @@ from tests.engine_process.scripted_engine import ScriptedEngine
 from tests.handler.worker.fakes import QuickAws
 from tests.handler.worker.rig import Rig, Work, until, well
 from tidemill.batch.file.throughput import Rates
-from tidemill.batch.model import Batch, Progress
+from tidemill.batch.model import Batch
+from tidemill.batch.progress_counts import Progress
 from tidemill.engine_process.frames import Row
 from tidemill.handler.worker import prefetch as prefetch_module
 from tidemill.handler.worker.context.context import WorkerContext

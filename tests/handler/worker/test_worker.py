@@ -13,7 +13,8 @@ from tests.handler.worker.fakes import FakeEngine, QuickAws
 from tests.handler.worker.rig import NEVER, PATIENCE_SECONDS, Rig, Work, until
 from tidemill.batch.file.expected_tokens import ExpectedTokens
 from tidemill.batch.file.lines import MAX_LINE_BYTES
-from tidemill.batch.model import EngineInfo, Progress
+from tidemill.batch.model import EngineInfo
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
 from tidemill.engine_process.restart_limits import MAX_FAILED_STARTS
 from tidemill.handler.aws.calls import Call

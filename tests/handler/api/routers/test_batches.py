@@ -16,7 +16,8 @@ from tests.handler.aws.given import NOW, make_batch
 from tests.handler.intake.rig import MODEL, Cloud, lines_of
 from tidemill.batch.batch_object import batch_object
 from tidemill.batch.fleet import WorkerRate
-from tidemill.batch.model import Batch, BatchError, Progress
+from tidemill.batch.model import Batch, BatchError
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
 from tidemill.handler.api.routers.batches import MAX_ERRORS_IN_LISTS
 from tidemill.handler.tenants.keys import KeyStore

@@ -14,8 +14,8 @@ from openai import OpenAI
 from tests.emulators import Emulator, active_ids
 from tests.handler.api.rig import answer_to, refusal_in, request_of, serving
 from tests.handler.intake.rig import Cloud, lines_of
-from tidemill.batch.model import File
 from tidemill.batch.states import Status
+from tidemill.batch.stored_file import File
 
 GOOD = {
     "input_file_id": "file-1",

@@ -25,8 +25,8 @@ from tests.handler.api.rig import (
 from tests.handler.aws.given import make_batch
 from tests.handler.intake.rig import Cloud, lines_of
 from tidemill.batch.file_object import FileObject, content_disposition, display_name
-from tidemill.batch.model import File
 from tidemill.batch.states import Status
+from tidemill.batch.stored_file import File
 from tidemill.handler.aws.bucket import SHORT_LIVED, read_range
 
 LINES = lines_of(3)

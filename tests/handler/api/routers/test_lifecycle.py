@@ -12,8 +12,8 @@ from tests.emulators import Emulator
 from tests.handler.api.rig import serving
 from tests.handler.aws.given import NOW, make_batch
 from tests.handler.intake.rig import Cloud, lines_of
-from tidemill.batch.model import File
 from tidemill.batch.states import Status
+from tidemill.batch.stored_file import File
 from tidemill.handler.tenants.keys import KeyStore
 
 PAGE = 20

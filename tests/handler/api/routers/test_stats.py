@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.emulators import MODEL, Emulator
 from tests.handler.api.rig import answer_to, request_of, serving
 from tests.handler.intake.rig import Cloud, lines_of
-from tidemill.batch.model import Batch, Progress
+from tidemill.batch.model import Batch
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
 from tidemill.handler.api.routers.exposition import expose
 from tidemill.handler.lifecycle.announce import announce

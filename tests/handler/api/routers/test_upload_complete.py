@@ -10,8 +10,8 @@ import pytest
 
 from tests.handler.api.routers.test_uploads import data_of
 from tests.handler.intake.rig import Cloud, plenty
-from tidemill.batch.model import File, Upload
 from tidemill.batch.object_keys import file_key, upload_prefix
+from tidemill.batch.stored_file import File, Upload
 from tidemill.batch.upload_object import UploadRefused
 from tidemill.handler.api.envelope.errors import NotFinished
 from tidemill.handler.api.routers.upload_complete import Completion

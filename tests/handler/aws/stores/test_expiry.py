@@ -11,8 +11,10 @@ import pytest
 from tests.emulators import active_ids
 from tests.handler.aws.conftest import Run
 from tests.handler.aws.given import NOW, make_batch
-from tidemill.batch.model import Batch, File, Progress, Shard
+from tidemill.batch.model import Batch, Shard
 from tidemill.batch.progress import ShardProgress
+from tidemill.batch.progress_counts import Progress
+from tidemill.batch.stored_file import File
 from tidemill.handler.aws.calls import Call, Operation
 from tidemill.handler.aws.items import from_item, to_item
 from tidemill.handler.aws.stores.drops import Arrival

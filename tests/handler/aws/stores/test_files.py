@@ -11,7 +11,7 @@ from tests.handler.aws.conftest import Run
 from tests.handler.aws.given import NOW, make_batch
 from tests.handler.aws.stores.test_listing import in_small_answers
 from tests.long_parameters import with_long
-from tidemill.batch.model import File, Upload
+from tidemill.batch.stored_file import File, Upload
 from tidemill.handler.aws.stores.files import Order
 from tidemill.handler.deployment import Deployment
 

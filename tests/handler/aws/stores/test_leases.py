@@ -26,7 +26,8 @@ from hypothesis.stateful import (
 from tests.emulators import Emulator, deployment_of
 from tests.handler.aws.given import LEASE_SECONDS, NOW, in_progress
 from tests.handler.aws.stores.test_table import sent_twice
-from tidemill.batch.model import Progress, Shard, ShardStatus, sum_of
+from tidemill.batch.model import Shard, ShardStatus
+from tidemill.batch.progress_counts import Progress, sum_of
 from tidemill.handler.aws.calls import Operation
 from tidemill.handler.aws.sync import Aws
 from tidemill.handler.deployment import Deployment

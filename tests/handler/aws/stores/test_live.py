@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from tidemill.batch.model import Progress, Shard
+from tidemill.batch.model import Shard
+from tidemill.batch.progress_counts import Progress
 from tidemill.handler.aws.items import dump, load
 from tidemill.handler.aws.stores.live import live_fields, with_live
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.handler.aws.conftest import Run
 from tests.handler.aws.given import LEASE_SECONDS, NOW, in_progress, make_batch
-from tidemill.batch.model import Progress
 from tidemill.batch.month import ModelUse
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import TERMINAL, Status
 from tidemill.handler.aws.calls import RETRY_DELAYS_SECONDS, Call, Operation
 from tidemill.handler.aws.items import to_item

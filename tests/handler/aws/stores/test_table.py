@@ -10,9 +10,11 @@ import pytest
 from tests.emulators import active_ids
 from tests.handler.aws.conftest import Run
 from tests.handler.aws.given import LEASE_SECONDS, NOW, claimed, in_progress, make_batch
-from tidemill.batch.model import BatchError, EngineInfo, File, Progress, Shard, ShardStatus
+from tidemill.batch.model import BatchError, EngineInfo, Shard, ShardStatus
 from tidemill.batch.progress import ShardProgress
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import MOVES, Status
+from tidemill.batch.stored_file import File
 from tidemill.handler.aws.calls import Call, Operation, T
 from tidemill.handler.aws.stores.drops import Arrival
 from tidemill.handler.aws.stores.table import MoveResult, active_name

@@ -8,7 +8,7 @@ from tests.emulators import MODEL
 from tests.handler.fleet.kubernetes.cluster import Refusal
 from tests.handler.fleet.kubernetes.rig import NUM_LINES, Rig
 from tidemill.batch.fleet import START_REFUSED, FleetState, WorkerRate
-from tidemill.batch.model import Progress
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
 from tidemill.handler.control.reaper import reap
 from tidemill.handler.fleet.circuit_breaker import (

@@ -25,8 +25,8 @@ from tests.handler.worker.rig import (
     wait_for,
     well,
 )
-from tidemill.batch.model import Progress
 from tidemill.batch.parts import FinishedRow, encode_part
+from tidemill.batch.progress_counts import Progress
 from tidemill.handler.aws.calls import Call
 from tidemill.handler.aws.queues import Queue
 from tidemill.handler.errors import AwsError

@@ -9,8 +9,8 @@ import pytest
 
 from tests.batch.test_states import NEW
 from tests.handler.worker.rig import Rig, until
-from tidemill.batch.model import Progress
 from tidemill.batch.progress import YOUNG_SECONDS, HistoryBucket, history_bucket
+from tidemill.batch.progress_counts import Progress
 from tidemill.handler.worker.context.history import REPORT_SECONDS, Gains, History
 
 DONE = Progress(3, 1, 40, 16, 12, 2.5)

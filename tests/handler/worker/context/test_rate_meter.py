@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidemill.batch.fleet import WorkerRate
-from tidemill.batch.model import Progress
+from tidemill.batch.progress_counts import Progress
 from tidemill.handler.worker.context.rate_meter import REPORT_SECONDS, RateMeter
 
 DONE = Progress(completed=90, failed=10, prompt_tokens=500, completion_tokens=100)

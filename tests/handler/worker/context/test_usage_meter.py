@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.batch.model import Progress
+from tidemill.batch.progress_counts import Progress
 from tidemill.handler.observability import Metric
 from tidemill.handler.worker.context.usage_meter import REPORT_SECONDS, UsageMeter
 

@@ -11,7 +11,8 @@ import pytest
 import pytest_asyncio
 
 from tests.handler.worker.rig import Rig, Work
-from tidemill.batch.model import EngineInfo, Progress, ShardStatus
+from tidemill.batch.model import EngineInfo, ShardStatus
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
 from tidemill.handler.aws.aio import AioAws
 from tidemill.handler.aws.queues import Message, shard_message

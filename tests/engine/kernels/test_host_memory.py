@@ -1,0 +1,86 @@
+"""Memory of the host: weights share blocks of huge pages, and zeros take none until written."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tidemill.engine.kernels.cpu.linear import pack_panels
+from tidemill.engine.kernels.host_memory import WeightBlocks, zeros
+
+MIB = 2**20
+
+
+def mapped_kib(address: int, field: str) -> int:
+    """Return a field of the mapping that contains an address, from Linux's smaps."""
+    is_inside = False
+    for line in Path("/proc/self/smaps").read_text(encoding="ascii").splitlines():
+        name, *values = line.split()
+        if not name.endswith(":"):
+            start, end = (int(word, 16) for word in name.split("-"))
+            is_inside = start <= address < end
+        elif is_inside and name == f"{field}:":
+            return int(values[0])
+    raise AssertionError(f"no mapping contains {address:#x}")
+
+
+def resident_kib() -> int:
+    """Return the resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4
+
+
+@pytest.fixture
+def _huge_pages() -> None:
+    """Skip if the system gives no huge pages to a program that asks for them."""
+    if sys.platform != "linux":
+        pytest.skip("huge pages are requested on Linux")
+    block = mmap.mmap(-1, 16 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    block.madvise(mmap.MADV_HUGEPAGE)
+    probe = np.frombuffer(block, np.uint8)
+    probe[:] = 1
+    if mapped_kib(probe.ctypes.data + 8 * MIB, "AnonHugePages") < 8 * 1024:
+        pytest.skip("the system has no huge pages")
+
+
+def test_weights_share_blocks_which_end_with_the_last_of_them() -> None:
+    """Their bytes are apart, each starts at a line of the cache, and a large one has its own."""
+    blocks = WeightBlocks(1000)
+    weights = [blocks.allocate((count, 3), torch.float32) for count in (7, 20, 50, 200, 9)]
+    for number, weight in enumerate(weights):
+        weight.fill_(number)
+        assert weight.data_ptr() % 64 == 0
+    assert [int(weight.min()) for weight in weights] == [int(weight.max()) for weight in weights]
+    assert [int(weight.min()) for weight in weights] == [0, 1, 2, 3, 4]
+    assert weights[1].data_ptr() - weights[0].data_ptr() == 128
+    block = blocks._block
+    assert block is not None
+    assert block() is not None
+    weights.clear()
+    del weight
+    assert block() is None
+
+
+@pytest.mark.usefixtures("_huge_pages")
+def test_small_weights_are_packed_into_huge_pages() -> None:
+    """Each is half as large as a huge page; together they fill several."""
+    panels = [pack_panels(torch.zeros(512, 512), 1) for _ in range(24)]
+    middle = panels[12].data_ptr()
+    assert mapped_kib(middle, "AnonHugePages") >= 16 * 1024
+
+
+@pytest.mark.usefixtures("_huge_pages")
+def test_zeros_take_memory_in_huge_pages_when_they_are_written() -> None:
+    """A cache that is never used takes none."""
+    before = resident_kib()
+    cache = zeros((64 * MIB,), torch.uint8)
+    assert resident_kib() - before < 4 * 1024
+    place = cache.data_ptr() + 32 * MIB
+    before, huge = mapped_kib(place, "Rss"), mapped_kib(place, "AnonHugePages")
+    cache[: 16 * MIB] = 1
+    assert mapped_kib(place, "AnonHugePages") - huge >= 12 * 1024
+    assert mapped_kib(place, "Rss") - before <= 20 * 1024
