@@ -13,33 +13,21 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 from zlib import crc32
 
 from pydantic_core import from_json
 
 from tidemill.batch.suspects import KILLED_MESSAGE
-from tidemill.engine_process.client import EngineClient
-from tidemill.engine_process.exchange import (
-    ExchangeRequest,
-    decode_reply,
-    encode_request,
-    in_thread_if_long,
-)
-from tidemill.engine_process.frames import Answer, AnswerKind, FrameError
 from tidemill.protocol.bodies import error_body
 from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats, Reply, StreamedReply
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.stall import STALL_SECONDS
 
-from .data_parallel import replica_commands
-from .options import EngineOptions, engine_command, stall_limit
-from .replicas import Replicas
-from .routing import Quarantined, Router
-
-if TYPE_CHECKING:
-    from tidemill.engine.config import EngineConfig
+from .client import EngineClient
+from .exchange import ExchangeRequest, decode_reply, encode_request, in_thread_if_long
+from .frames import Answer, AnswerKind, FrameError
+from .replica_pool import Quarantined, ReplicaPool
 
 _PREFIX_CHARS: Final = 512
 _PROMPTS: Final = ("messages", "prompt", "input", "state", "query", "queries", "text_1")
@@ -59,10 +47,13 @@ class ServedReplicas:
     """
 
     def __init__(
-        self, commands: Sequence[Sequence[str]], *, stall_seconds: float = STALL_SECONDS
+        self,
+        commands: Sequence[Sequence[str]],
+        *,
+        log: Callable[[str], None],
+        stall_seconds: float = STALL_SECONDS,
     ) -> None:
-        self._replicas = Replicas(commands, stall_seconds=stall_seconds)
-        self._router = Router(self._replicas)
+        self._pool = ReplicaPool(commands, log=log, stall_seconds=stall_seconds)
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self._thread = threading.Thread(target=self._run_loop, name="tidemill-engines", daemon=True)
@@ -77,13 +68,13 @@ class ServedReplicas:
 
     def info(self) -> EngineInfo:
         """Return the combined info of all engines."""
-        return self._replicas.info()
+        return self._pool.info()
 
     def stats(self) -> EngineStats:
         """Return the sums over all engines; raises EngineError once all have failed."""
-        if self._replicas.failure is not None:
-            raise self._replicas.failure
-        return self._replicas.stats()
+        if self._pool.failure is not None:
+            raise self._pool.failure
+        return self._pool.stats()
 
     def close(self) -> None:
         """Stop all processes."""
@@ -143,7 +134,7 @@ class ServedReplicas:
                     post(answer)
 
         try:
-            await self._router.run(
+            await self._pool.run(
                 exchange, home=home, is_urgent=is_online, may_repeat=lambda: not has_begun
             )
         except Quarantined:
@@ -156,7 +147,7 @@ class ServedReplicas:
     async def _run(self, started: Future[None]) -> None:
         """Start the processes, and stop them once `close` is called."""
         try:
-            async with self._replicas.started():
+            async with self._pool.started():
                 started.set_result(None)
                 await self._stopping.wait()
         except BaseException as exc:
@@ -177,26 +168,6 @@ class ServedReplicas:
         finally:
             self._loop.run_until_complete(_cancel_rest())
             self._loop.close()
-
-
-def load_replicas(
-    config: EngineConfig,
-    *,
-    served_names: tuple[str, ...],
-    chat_template: str | None,
-    options: EngineOptions,
-    count: int,
-) -> ServedReplicas:
-    """Start engines with a config's weights, and otherwise the options; raises EngineError."""
-    del chat_template  # each process reads it itself
-    given = replace(
-        options,
-        model=config.model,
-        served_model_names=served_names,
-        lora_modules=tuple(f"{each.name}={each.path}" for each in config.lora_modules),
-    )
-    commands = replica_commands(engine_command(given), options, count)
-    return ServedReplicas(commands, stall_seconds=stall_limit(options))
 
 
 async def _cancel_rest() -> None:
