@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Final
 
 from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats
@@ -15,7 +15,6 @@ from tidemill.protocol.stall import START_SECONDS
 from .canary import Canary, canary_line
 from .client import EngineClient, EngineDied, EngineFailed
 from .deaths import MAX_DEATHS_WITHOUT_ROW, MAX_MACHINE_FAILURES, Streak
-from .totals import total_info, total_stats
 
 # A run sends four per sequence, but unevenly: lines with the same prefix go to one engine.
 _INFLIGHT_PER_SEQUENCE: Final = 6
@@ -243,3 +242,20 @@ class Replicas:
         if self.failure is None:
             self.failure = EngineError(reason)
         self._changed()
+
+
+def total_info(infos: Sequence[EngineInfo]) -> EngineInfo:
+    """Return the combined info: GPUs and sequences in a step are sums."""
+    return replace(
+        infos[0],
+        num_gpus=sum(info.num_gpus for info in infos),
+        max_num_seqs=sum(info.max_num_seqs for info in infos),
+    )
+
+
+def total_stats(stats: Sequence[EngineStats]) -> EngineStats:
+    """Return the sums of all statistics; the KV cache's usage is the mean."""
+    if not stats:
+        return EngineStats()
+    total = EngineStats(*map(sum, zip(*map(astuple, stats), strict=True)))
+    return replace(total, kv_cache_usage=total.kv_cache_usage / len(stats))
