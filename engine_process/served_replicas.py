@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from zlib import crc32
 
 from pydantic_core import from_json
@@ -27,13 +26,13 @@ from tidemill.protocol.stall import STALL_SECONDS
 from .client import EngineClient
 from .exchange import ExchangeRequest, decode_reply, encode_request, in_thread_if_long
 from .frames import Answer, AnswerKind, FrameError
+from .loop_thread import LoopThread
 from .replica_pool import Quarantined, ReplicaPool
 
 _PREFIX_CHARS: Final = 512
 _PROMPTS: Final = ("messages", "prompt", "input", "state", "query", "queries", "text_1")
 _CLOSE_SECONDS: Final = 20.0
 
-_Result = TypeVar("_Result")
 _Posted = Answer | Reply | Exception
 _Answers = asyncio.Queue[_Posted]
 _Post = Callable[[_Posted], None]
@@ -54,16 +53,14 @@ class ServedReplicas:
         stall_seconds: float = STALL_SECONDS,
     ) -> None:
         self._pool = ReplicaPool(commands, log=log, stall_seconds=stall_seconds)
-        self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
-        self._thread = threading.Thread(target=self._run_loop, name="tidemill-engines", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread("tidemill-engines")
         started: Future[None] = Future()
-        self._running = self._in_loop(self._run(started))
+        self._running = self._thread.submit(self._run(started))
         try:
             started.result()
         except BaseException:
-            self._end_thread()
+            self._thread.end()
             raise
 
     def info(self) -> EngineInfo:
@@ -78,10 +75,10 @@ class ServedReplicas:
 
     def close(self) -> None:
         """Stop all processes."""
-        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.loop.call_soon_threadsafe(self._stopping.set)
         with suppress(TimeoutError):
             self._running.result(_CLOSE_SECONDS)
-        self._end_thread()
+        self._thread.end()
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Answer a line of a file."""
@@ -105,7 +102,8 @@ class ServedReplicas:
             with suppress(RuntimeError):  # the server's loop is closed, so nothing waits
                 loop.call_soon_threadsafe(answers.put_nowait, answer)
 
-        asking = self._in_loop(self._exchange(data, created, home, post, is_online=is_online))
+        exchange = self._exchange(data, created, home, post, is_online=is_online)
+        asking = self._thread.submit(exchange)
         try:
             first = await _next(answers)
             if isinstance(first, Reply):
@@ -154,27 +152,6 @@ class ServedReplicas:
             if started.done():
                 raise
             started.set_exception(exc)
-
-    def _in_loop(self, doing: Coroutine[Any, Any, _Result]) -> Future[_Result]:
-        return asyncio.run_coroutine_threadsafe(doing, self._loop)
-
-    def _end_thread(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_CLOSE_SECONDS)
-
-    def _run_loop(self) -> None:
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.run_until_complete(_cancel_rest())
-            self._loop.close()
-
-
-async def _cancel_rest() -> None:
-    rest = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in rest:
-        task.cancel()
-    await asyncio.gather(*rest, return_exceptions=True)
 
 
 async def _next(answers: _Answers) -> Answer | Reply:

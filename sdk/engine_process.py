@@ -9,7 +9,6 @@ import time
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from functools import partial
 from itertools import count
 from typing import Any, Final, TypeVar
 
@@ -19,6 +18,7 @@ from tidemill.batch.file.lines import RawLine
 from tidemill.batch.file.rows import print_not_run
 from tidemill.engine_process import client as engine_client
 from tidemill.engine_process.frames import FrameError, Row
+from tidemill.engine_process.loop_thread import LoopThread
 from tidemill.protocol.contract import EngineInfo, EngineStats, Usage
 from tidemill.protocol.stall import STALL_SECONDS, START_SECONDS
 
@@ -88,24 +88,9 @@ class EngineProcess:
         )
         self._numbers = count(1)
         self._pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="tidemill-engine", daemon=True)
+        self._thread = LoopThread("tidemill-engine")
         self._is_closed = False
-        self._thread.start()
         self._started = self._in_loop(self._start())
-
-    def _run(self) -> None:
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.run_until_complete(self._cancel_rest())
-            self._loop.close()
-
-    async def _cancel_rest(self) -> None:
-        rest = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
 
     def send(self, url: str, body: Mapping[str, Any]) -> Sent[dict[str, Any]]:
         """Send a request; its future gets the response's body, RequestFailed or EngineDied."""
@@ -142,15 +127,13 @@ class EngineProcess:
         """End the process and the thread; idempotent."""
         if self._is_closed or os.getpid() != self._pid:  # a fork's copy has no process
             return
-        if threading.current_thread() is self._thread:  # garbage collection ran in it
+        if self._thread.is_current:  # garbage collection ran in it
             threading.Thread(target=self.close, daemon=True).start()
             return
         self._is_closed = True
-        closing = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
         with suppress(TimeoutError, CancelledError):
-            closing.result(timeout=_CLOSE_SECONDS)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=_CLOSE_SECONDS)
+            self._thread.submit(self._end()).result(timeout=_CLOSE_SECONDS)
+        self._thread.end()
 
     def _check_process(self) -> None:
         """Raise EngineDied in a fork, which has neither the thread nor the pipes."""
@@ -161,26 +144,10 @@ class EngineProcess:
         if os.getpid() != self._pid:
             running.close()
             self._check_process()
-        if self._is_closed or not self._thread.is_alive():
+        if self._is_closed or not self._thread.is_alive:
             running.close()
             raise EngineDied(_CLOSED)
-        future = Future[_Result]()
-        self._loop.call_soon_threadsafe(self._begin, running, future)
-        return future
-
-    def _begin(self, running: Coroutine[Any, Any, _Result], future: Future[_Result]) -> None:
-        """Start a task that sets the future's outcome; a cancelled future cancels the task.
-
-        `asyncio.run_coroutine_threadsafe` would log the error of a task whose future is cancelled.
-        """
-        task = self._loop.create_task(running)
-        task.add_done_callback(partial(_set_outcome, future))
-        future.add_done_callback(partial(self._cancel, task))
-
-    def _cancel(self, task: asyncio.Task[Any], future: Future[Any]) -> None:
-        if future.cancelled():
-            with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(task.cancel)
+        return self._thread.submit(running)
 
     async def _start(self) -> EngineInfo:
         try:
@@ -239,17 +206,3 @@ def too_long_row(number: int, data: bytes, exc: FrameError) -> Row:
     digest, message = RawLine(number, data).digest, f"{_TOO_LONG}: {exc}"
     row = print_not_run(digest, None, code="too_long", message=message)
     return Row(0, is_success=False, usage=Usage(), row=row)
-
-
-def _set_outcome(future: Future[_Result], task: asyncio.Task[_Result]) -> None:
-    """Set the outcome of a task, unless its future is cancelled."""
-    if task.cancelled():
-        future.cancel()
-        return
-    error = task.exception()
-    if not future.set_running_or_notify_cancel():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(task.result())

@@ -38,7 +38,7 @@ def replicas(*engines: tuple[str, ...]) -> Iterator[ServedReplicas]:
     try:
         yield served
     finally:
-        if served._thread.is_alive():
+        if served._thread.is_alive:
             served.close()
 
 
