@@ -1,4 +1,4 @@
-"""Frames: the wire between a worker and its engine process, over two pipes, one each way.
+"""Frames: the wire to an engine process, over two pipes; to the host of a shared one, a socket.
 
 A frame is the length of its payload (4 bytes), its kind (1 byte) and the payload; numbers are
 big-endian. Frequent payloads are packed, rare ones are JSON. Both ends have the same version, so
