@@ -1,1 +1,1 @@
-"""Engine process: the engine in a child process, and the wire to it; without model libraries."""
+"""Engine processes: the engine in a child process, its wire, and a pool; no model libraries."""

@@ -1,4 +1,4 @@
-"""Frames: the wire between a worker and its engine process, over two pipes, one each way.
+"""Frames: the wire to an engine process, over two pipes; to the host of a shared one, a socket.
 
 A frame is the length of its payload (4 bytes), its kind (1 byte) and the payload; numbers are
 big-endian. Frequent payloads are packed, rare ones are JSON. Both ends have the same version, so
@@ -11,7 +11,7 @@ import asyncio
 import json
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple, dataclass
 from enum import IntEnum
 from typing import Self
@@ -273,6 +273,22 @@ async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
     if num_bytes > MAX_PAYLOAD_BYTES:
         raise _too_long(num_bytes)
     payload = await _read(reader, num_bytes)
+    if len(payload) < num_bytes:
+        raise _truncated(len(payload), num_bytes)
+    return decode_frame(kind, payload)
+
+
+def receive_frame(read: Callable[[int], bytes]) -> Frame | None:
+    """Return the next frame as `read_frame` does; `read` waits for a number of bytes or the end."""
+    header = read(_HEADER.size)
+    if not header:
+        return None
+    if len(header) < _HEADER.size:
+        raise _truncated(len(header), _HEADER.size)
+    num_bytes, kind = _HEADER.unpack(header)
+    if num_bytes > MAX_PAYLOAD_BYTES:
+        raise _too_long(num_bytes)
+    payload = read(num_bytes)
     if len(payload) < num_bytes:
         raise _truncated(len(payload), num_bytes)
     return decode_frame(kind, payload)

@@ -9,8 +9,6 @@ import time
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from typing import Any, Final, TypeVar
 
@@ -19,8 +17,9 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 from tidemill.batch.file.lines import RawLine
 from tidemill.batch.file.rows import print_not_run
 from tidemill.engine_process import client as engine_client
-from tidemill.engine_process.frames import FrameError
-from tidemill.protocol.contract import EngineInfo, EngineStats
+from tidemill.engine_process.frames import FrameError, Row
+from tidemill.engine_process.loop_thread import LoopThread
+from tidemill.protocol.contract import EngineInfo, EngineStats, Usage
 from tidemill.protocol.stall import STALL_SECONDS, START_SECONDS
 
 from .errors import EngineDied, RequestFailed
@@ -67,20 +66,13 @@ _CLOSE_SECONDS = 20.0
 _INFLIGHT_PER_SEQUENCE = 4
 _POLL_SECONDS = 0.05
 _CLOSED = "the engine is closed"
+_TOO_LONG = "the request is too long"
 _OF_ANOTHER_PROCESS = (
     "the engine was started in another process, and a fork cannot use it: start processes with "
     '`multiprocessing.get_context("spawn")`, and create an Engine in each of them'
 )
 
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True, slots=True)
-class AnsweredRow:
-    """A printed row of the engine."""
-
-    is_success: bool
-    data: bytes
 
 
 class EngineProcess:
@@ -96,24 +88,9 @@ class EngineProcess:
         )
         self._numbers = count(1)
         self._pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="tidemill-engine", daemon=True)
+        self._thread = LoopThread("tidemill-engine")
         self._is_closed = False
-        self._thread.start()
         self._started = self._in_loop(self._start())
-
-    def _run(self) -> None:
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.run_until_complete(self._cancel_rest())
-            self._loop.close()
-
-    async def _cancel_rest(self) -> None:
-        rest = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
 
     def send(self, url: str, body: Mapping[str, Any]) -> Sent[dict[str, Any]]:
         """Send a request; its future gets the response's body, RequestFailed or EngineDied."""
@@ -124,7 +101,7 @@ class EngineProcess:
             raise TypeError(f"the request cannot be serialized to JSON: {exc}") from exc
         return Sent(self._in_loop(self._answer(data)), len(data))
 
-    def send_line(self, number: int, data: bytes) -> Sent[AnsweredRow]:
+    def send_line(self, number: int, data: bytes) -> Sent[Row]:
         """Send a line of a file; its future gets the row, possibly an error row, or EngineDied."""
         return Sent(self._in_loop(self._answer_line(number, data)), len(data))
 
@@ -140,7 +117,7 @@ class EngineProcess:
 
     def max_inflight(self) -> int:
         """Return the number of requests that keeps the engine busy, once it is loaded."""
-        return _INFLIGHT_PER_SEQUENCE * self.info().max_num_seqs
+        return max_inflight(self.info())
 
     def stats(self) -> EngineStats:
         """Return the last statistics."""
@@ -150,15 +127,13 @@ class EngineProcess:
         """End the process and the thread; idempotent."""
         if self._is_closed or os.getpid() != self._pid:  # a fork's copy has no process
             return
-        if threading.current_thread() is self._thread:  # garbage collection ran in it
+        if self._thread.is_current:  # garbage collection ran in it
             threading.Thread(target=self.close, daemon=True).start()
             return
         self._is_closed = True
-        closing = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
         with suppress(TimeoutError, CancelledError):
-            closing.result(timeout=_CLOSE_SECONDS)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=_CLOSE_SECONDS)
+            self._thread.submit(self._end()).result(timeout=_CLOSE_SECONDS)
+        self._thread.end()
 
     def _check_process(self) -> None:
         """Raise EngineDied in a fork, which has neither the thread nor the pipes."""
@@ -169,26 +144,10 @@ class EngineProcess:
         if os.getpid() != self._pid:
             running.close()
             self._check_process()
-        if self._is_closed or not self._thread.is_alive():
+        if self._is_closed or not self._thread.is_alive:
             running.close()
             raise EngineDied(_CLOSED)
-        future = Future[_Result]()
-        self._loop.call_soon_threadsafe(self._begin, running, future)
-        return future
-
-    def _begin(self, running: Coroutine[Any, Any, _Result], future: Future[_Result]) -> None:
-        """Start a task that sets the future's outcome; a cancelled future cancels the task.
-
-        `asyncio.run_coroutine_threadsafe` would log the error of a task whose future is cancelled.
-        """
-        task = self._loop.create_task(running)
-        task.add_done_callback(partial(_set_outcome, future))
-        future.add_done_callback(partial(self._cancel, task))
-
-    def _cancel(self, task: asyncio.Task[Any], future: Future[Any]) -> None:
-        if future.cancelled():
-            with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(task.cancel)
+        return self._thread.submit(running)
 
     async def _start(self) -> EngineInfo:
         try:
@@ -197,36 +156,34 @@ class EngineProcess:
             raise await self._died(f"the engine did not start: {exc}") from exc
 
     async def _answer(self, data: bytes) -> dict[str, Any]:
-        row = await self._fetch_row(next(self._numbers), data)
-        fields: dict[str, Any] = from_json(row.data)
+        try:
+            row = await self._fetch_row(next(self._numbers), data)
+        except FrameError as exc:
+            raise RequestFailed(
+                f"{_TOO_LONG}: {exc}", status_code=413, code="too_long", param=None
+            ) from exc
+        fields: dict[str, Any] = from_json(row.row)
         if not row.is_success:
             raise RequestFailed.from_row(fields)
         body: dict[str, Any] = fields["response"]["body"]
         return body
 
-    async def _answer_line(self, number: int, data: bytes) -> AnsweredRow:
+    async def _answer_line(self, number: int, data: bytes) -> Row:
         try:
             return await self._fetch_row(number, data)
-        except RequestFailed as exc:
-            digest, code = RawLine(number, data).digest, str(exc.code)
-            row = print_not_run(digest, None, code=code, message=exc.message)
-            return AnsweredRow(is_success=False, data=row)
+        except FrameError as exc:
+            return too_long_row(number, data, exc)
 
-    async def _fetch_row(self, number: int, data: bytes) -> AnsweredRow:
+    async def _fetch_row(self, number: int, data: bytes) -> Row:
         try:
             await asyncio.shield(asyncio.wrap_future(self._started))
-            row = await self._client.fetch_row(number, int(time.time()), data)
+            return await self._client.fetch_row(number, int(time.time()), data)
         except asyncio.CancelledError:
             if self._is_closed:
                 raise EngineDied(_CLOSED) from None
             raise
         except engine_client.EngineDied as exc:
             raise await self._died(f"the engine's process has ended: {exc}") from exc
-        except FrameError as exc:
-            raise RequestFailed(
-                f"the request is too long: {exc}", status_code=413, code="too_long", param=None
-            ) from exc
-        return AnsweredRow(row.is_success, row.row)
 
     async def _died(self, reason: str) -> EngineDied:
         words = "" if self._is_closed else await self._stderr.last_words()
@@ -239,15 +196,13 @@ class EngineProcess:
             await self._client.close()
 
 
-def _set_outcome(future: Future[_Result], task: asyncio.Task[_Result]) -> None:
-    """Set the outcome of a task, unless its future is cancelled."""
-    if task.cancelled():
-        future.cancel()
-        return
-    error = task.exception()
-    if not future.set_running_or_notify_cancel():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(task.result())
+def max_inflight(info: EngineInfo) -> int:
+    """Return the number of requests that keeps an engine busy."""
+    return _INFLIGHT_PER_SEQUENCE * info.max_num_seqs
+
+
+def too_long_row(number: int, data: bytes, exc: FrameError) -> Row:
+    """Return the error row of a line that is too long to send."""
+    digest, message = RawLine(number, data).digest, f"{_TOO_LONG}: {exc}"
+    row = print_not_run(digest, None, code="too_long", message=message)
+    return Row(0, is_success=False, usage=Usage(), row=row)

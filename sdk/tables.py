@@ -18,12 +18,13 @@ from tidemill.batch.table.request_template import RequestTemplate
 from tidemill.batch.table.result_columns import ResultColumns, ResultFacts
 from tidemill.batch.table.result_rows import finished_columns, output_batches
 from tidemill.batch.table.table_check import checked_template
+from tidemill.engine_process.frames import Row
 from tidemill.offline.console.errors import CliError
 from tidemill.offline.files.constant_prompt import warn_of_constant_prompt
 from tidemill.offline.files.dataset_table import arrow_table_of
 from tidemill.offline.files.table_input import TableInput
 
-from .engine_process import AnsweredRow, EngineProcess
+from .engine_process import EngineProcess
 from .errors import TidemillError
 from .in_flight import answers_to
 from .progress import Progress, progress_of
@@ -148,6 +149,6 @@ def _rows(
         process.send_line(number, line.removesuffix(b"\n")) for number, line in enumerate(lines, 1)
     )
     for _, row in answers_to(sent, limit, in_order=True):
-        assert isinstance(row, AnsweredRow)
+        assert isinstance(row, Row)
         shown.add(is_failed=not row.is_success)
-        yield row.data
+        yield row.row

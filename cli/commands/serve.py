@@ -34,6 +34,7 @@ from tidemill.offline.console.terminal import log
 from tidemill.offline.engine.data_parallel import (
     DataParallelSize,
     add_data_parallel_flag,
+    load_replicas,
     num_replicas,
 )
 from tidemill.offline.engine.engine import (
@@ -258,8 +259,6 @@ def command(arguments: argparse.Namespace) -> int:
     require_engine("a server", options.model, "serve")
     count = num_replicas(options, options.data_parallel_size)
     if count > 1:
-        from tidemill.offline.engine.served_replicas import load_replicas
-
         return run_server(options, load=partial(load_replicas, options=options, count=count))
     from tidemill.offline.engine.watched_engine import Watch
 

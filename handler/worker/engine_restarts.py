@@ -6,7 +6,7 @@ import asyncio
 
 from tidemill.batch.errors import HandlerError
 from tidemill.engine_process.client import EngineDied, EngineFailed
-from tidemill.engine_process.restart_limits import MAX_DEATHS_WITHOUT_ROW, MAX_FAILED_STARTS
+from tidemill.engine_process.deaths import MAX_DEATHS_WITHOUT_ROW, MAX_FAILED_STARTS, Streak
 from tidemill.net.backoff import exponential_delay
 
 from ..observability import Metric, logger
@@ -26,18 +26,20 @@ class EngineRestarts:
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._num_failed_starts = 0
-        self._num_barren_lives = 0
+        self._failed_starts = Streak()
+        self._barren_lives = Streak()
 
     def record_start(self) -> None:
         """Record that the engine has loaded."""
-        self._num_failed_starts = 0
+        self._failed_starts.end()
 
     def record_death(self, num_answered: int) -> None:
         """Record that the engine has died after that many rows; raises EngineGivenUp."""
-        self._num_barren_lives = 0 if num_answered else self._num_barren_lives + 1
-        if self._num_barren_lives >= MAX_DEATHS_WITHOUT_ROW:
-            logger.error("engine dies repeatedly without a row", num_lives=self._num_barren_lives)
+        if num_answered:
+            self._barren_lives.end()
+        elif self._barren_lives.extend(MAX_DEATHS_WITHOUT_ROW):
+            lives = self._barren_lives.length
+            logger.error("engine dies repeatedly without a row", num_lives=lives)
             raise EngineGivenUp("engine dies repeatedly without a row")
 
     async def back_off(self, failure: EngineFailed) -> None:
@@ -46,10 +48,10 @@ class EngineRestarts:
         An engine that has reported why it cannot start would fail again.
         """
         self._context.emit({Metric.ENGINE_DEATHS: 1})
-        self._num_failed_starts += 1
-        if failure.code != EngineDied.code or self._num_failed_starts >= MAX_FAILED_STARTS:
+        is_last = self._failed_starts.extend(MAX_FAILED_STARTS)
+        if failure.code != EngineDied.code or is_last:
             logger.error("engine cannot be started", reason=str(failure), code=failure.code)
             raise EngineGivenUp(str(failure)) from failure
-        seconds = exponential_delay(self._num_failed_starts - 1, 1.0, most=MAX_BACKOFF_SECONDS)
+        seconds = exponential_delay(self._failed_starts.length - 1, 1.0, most=MAX_BACKOFF_SECONDS)
         logger.error("engine died while starting", reason=str(failure), next_try_seconds=seconds)
         await asyncio.sleep(seconds)

@@ -1,16 +1,22 @@
-"""Data parallelism: the number of engine processes of a command, and their GPUs or cores."""
+"""Data parallelism: the engine processes of a command, and their GPUs or cores."""
 
 from __future__ import annotations
 
 import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from ..arguments.argument_types import data_parallel_size
 from ..console.errors import Refused
-from .options import EngineOptions
+from ..console.terminal import log
+from .options import EngineOptions, engine_command, stall_limit
+
+if TYPE_CHECKING:
+    from tidemill.engine.config import EngineConfig
+    from tidemill.engine_process.served_replicas import ServedReplicas
 
 DataParallelSize: TypeAlias = int | Literal["auto"] | None
 
@@ -74,6 +80,35 @@ def replica_commands(
             some = cores[number * len(cores) // count : (number + 1) * len(cores) // count]
             commands.append([*command, f"--cpus={','.join(map(str, some))}"])
     return commands
+
+
+def load_replicas(
+    config: EngineConfig,
+    *,
+    served_names: tuple[str, ...],
+    chat_template: str | None,
+    options: EngineOptions,
+    count: int,
+) -> ServedReplicas:
+    """Start engines with a config's weights, and otherwise the options; raises EngineError."""
+    from tidemill.engine_process.served_replicas import ServedReplicas
+
+    del chat_template  # each process reads it itself
+    command = engine_command(with_weights(options, config, served_names))
+    commands = replica_commands(command, options, count)
+    return ServedReplicas(commands, log=log, stall_seconds=stall_limit(options))
+
+
+def with_weights(
+    options: EngineOptions, config: EngineConfig, served_names: Sequence[str]
+) -> EngineOptions:
+    """Return the options with the weights of a config, which are on this machine, and the names."""
+    return replace(
+        options,
+        model=config.model,
+        served_model_names=tuple(served_names),
+        lora_modules=tuple(f"{each.name}={each.path}" for each in config.lora_modules),
+    )
 
 
 def _cores() -> list[int]:

@@ -24,7 +24,7 @@ from ..console.errors import (
 )
 from ..console.signals import StopSignals
 from ..console.terminal import amount, log
-from ..engine.data_parallel import num_replicas, replica_commands
+from ..engine.data_parallel import num_replicas, replica_commands, with_weights
 from ..engine.engine import (
     Load,
     chat_template,
@@ -87,13 +87,7 @@ def replicas(
 ) -> Iterator[EngineReplicas]:
     """Yield the engines of a run, not yet started, with their weights on this machine."""
     with held_weights(config, options.weights_cache) as here:
-        given = replace(
-            options,
-            model=here.model,
-            served_model_names=tuple(names),
-            lora_modules=tuple(f"{each.name}={each.path}" for each in here.lora_modules),
-        )
-        command = engine_command(given)
+        command = engine_command(with_weights(options, here, names))
         command += [*default_arguments(options.defaults), f"--dialect={options.dialect}"]
         yield EngineReplicas(
             replica_commands(command, options, num_engines(options)),

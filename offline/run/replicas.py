@@ -7,8 +7,7 @@ another. An engine that dies is restarted, and its lines are rerun as suspects.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from tidemill.batch.file.lines import LineError, parse_line
@@ -19,17 +18,16 @@ from tidemill.batch.suspects import KILLED_MESSAGE
 from tidemill.engine_process.client import EngineClient
 from tidemill.engine_process.exchange import in_thread_if_long
 from tidemill.engine_process.frames import FrameError, Row
-from tidemill.protocol.contract import EngineInfo, EngineStats
+from tidemill.engine_process.replica_pool import Quarantined, ReplicaPool
 from tidemill.protocol.json_bodies import load_json
 from tidemill.protocol.stall import STALL_SECONDS
 
-from ..engine.replicas import Replicas
-from ..engine.routing import Quarantined, Router
+from ..console.terminal import log
 from ..files.input_file import PlacedLine
 
 
-class EngineReplicas:
-    """Engine processes of a run, like `Served` except for lines; started inside an event loop.
+class EngineReplicas(ReplicaPool):
+    """Replica pool of a run, whose requests are lines.
 
     `home` returns a number for a line's place, the same for lines with the same prefix.
     """
@@ -42,37 +40,9 @@ class EngineReplicas:
         home: Callable[[int], int],
         stall_seconds: float = STALL_SECONDS,
     ) -> None:
-        self._replicas = Replicas(commands, stall_seconds=stall_seconds)
-        self._router = Router(self._replicas)
+        super().__init__(commands, log=log, stall_seconds=stall_seconds)
         self._created = created
         self._home = home
-
-    @asynccontextmanager
-    async def started(self) -> AsyncIterator[None]:
-        """Start all processes, and stop them at the end; raises EngineError if one cannot load."""
-        async with self._replicas.started():
-            yield
-
-    @property
-    def num_engines(self) -> int:
-        """Return the number of engine processes."""
-        return len(self._replicas.all)
-
-    @property
-    def load_seconds(self) -> float:
-        """Return the seconds for starting all processes."""
-        return self._replicas.load_seconds
-
-    def info(self) -> EngineInfo:
-        """Return the combined info of all engines."""
-        return self._replicas.info()
-
-    def stats(self) -> EngineStats:
-        """Return the sums over all engines; the KV cache's usage is the mean."""
-        return self._replicas.stats()
-
-    def close(self) -> None:
-        """Do nothing: `started` stops the processes."""
 
     async def run_line(self, line: PlacedLine) -> LineResult:
         """Return the row of a line; raises EngineError if all engines have failed."""
@@ -80,7 +50,7 @@ class EngineReplicas:
             return _malformed(line)
         exchange = partial(self._fetch_row, line)
         try:
-            row = await self._router.run(exchange, home=self._home(line.place), is_movable=True)
+            row = await self.run(exchange, home=self._home(line.place), is_movable=True)
         except Quarantined:
             return await _not_run(line, "engine_died", KILLED_MESSAGE)
         except FrameError as exc:

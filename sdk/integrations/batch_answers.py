@@ -17,6 +17,7 @@ from tidemill.batch.table.errors import RecipeError
 from tidemill.batch.table.recipe import Recipe
 from tidemill.batch.table.result_columns import ResultColumns, ResultFacts
 from tidemill.batch.table.table_check import check_cells
+from tidemill.engine_process.frames import Row
 from tidemill.protocol.routes import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
@@ -25,7 +26,6 @@ from tidemill.protocol.routes import (
     TRANSLATIONS,
 )
 
-from ..engine_process import AnsweredRow
 from ..errors import TidemillError
 from ..in_flight import Sent, answers_to
 from ..tables import compile_recipe, with_calibration
@@ -41,7 +41,7 @@ _ROW_NUMBER: Final = r"^Row \d+: "
 class LineSender(Protocol):
     """An engine that accepts lines; its futures get a row, or raise EngineDied."""
 
-    def send_line(self, number: int, data: bytes) -> Sent[AnsweredRow]:
+    def send_line(self, number: int, data: bytes) -> Sent[Row]:
         """Send a line; `number` and the bytes determine its random numbers if it has no seed."""
 
     def max_inflight(self) -> int:
@@ -90,8 +90,8 @@ class BatchAnswers:
             for number, line in lines
         )
         for _, row in answers_to(sent, engine.max_inflight(), in_order=True):
-            assert isinstance(row, AnsweredRow)
-            rows.append(row.data)
+            assert isinstance(row, Row)
+            rows.append(row.row)
             if len(rows) == waiting[0].num_rows:
                 batch = waiting.popleft()
                 kept = [batch.column(name) for name in self.keep]
@@ -113,7 +113,7 @@ class BatchAnswers:
             for future in sent:
                 future.cancel()
         return pa.StructArray.from_arrays(
-            self._arrays([row.data for row in rows]), fields=self.fields
+            self._arrays([row.row for row in rows]), fields=self.fields
         )
 
     def _rendered(

@@ -3,38 +3,43 @@
 Spark runs each task of an executor in a process, but the model is loaded only once. The host exits
 when no process has been connected for a while, or its engine has died. In that case, each
 connection gets the reason, and the next process to connect starts another host.
-Messages of the host: an empty one after it has registered the connection; READY, with the number of
-requests that keeps the engine busy, after the model is loaded; a row per line; finally DIED with a
-reason.
+The wire is `engine_process.frames`: the host sends Stats once it has registered the connection,
+Ready once the model is loaded, a Row for each Run, and finally Failed.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import struct
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from multiprocessing.connection import Connection, Listener
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
+from tidemill.engine_process.client import EngineDied
+from tidemill.engine_process.frames import (
+    Failed,
+    Frame,
+    FrameError,
+    Ready,
+    Row,
+    Run,
+    Stats,
+    encode_frame,
+)
+from tidemill.protocol.contract import EngineStats
+
 from ..engine import Engine
-from ..engine_process import AnsweredRow, EngineProcess
+from ..engine_process import EngineProcess
 from ..errors import TidemillError
-from .sockets import locked, shut_down
-
-LINE: Final = struct.Struct("!QQ")
-"""Ticket and number of a line, before its bytes."""
-
-MESSAGE: Final = struct.Struct("!BQ")
-"""Kind and ticket of a message, before its data; the ticket of READY is a number of requests."""
-
-ROW, FAILED_ROW, READY, DIED = range(4)
+from .sockets import Wire, listen, locked
 
 _FLUSH_SECONDS: Final = 5.0
 
@@ -54,11 +59,11 @@ class EngineHost:
         with self._changed:
             return bool(self._served) and self._died is None
 
-    def accept_all(self, listener: Listener) -> None:
+    def accept_all(self, listener: socket.socket) -> None:
         """Serve each connection in separate threads, until the listener is closed."""
         try:
             while (connection := _accept(listener)) is not None:
-                served = ServedConnection(connection)
+                served = ServedConnection(Wire(connection))
                 with self._changed:
                     self._served.add(served)
                 threading.Thread(target=self._serve, args=(served,), daemon=True).start()
@@ -79,17 +84,16 @@ class EngineHost:
         with self._changed:
             left = list(self._served)
         for served in left:
-            served.send(MESSAGE.pack(DIED, 0) + (self._died or "it is closed").encode())
+            served.send(_failed(self._died or "it is closed"))
             served.close()
 
     def _serve(self, served: ServedConnection) -> None:
         try:
-            served.send(b"")
-            served.send(MESSAGE.pack(READY, self._process.max_inflight()))
-            for line in served.lines():
-                ticket, number = LINE.unpack_from(line)
-                future = self._process.send_line(number, line[LINE.size :]).future
-                served.answer_with(future, partial(self._message, ticket))
+            served.send(Stats(EngineStats()))
+            served.send(Ready(self._process.info()))
+            for run in served.runs():
+                future = self._process.send_line(run.number, run.data).future
+                served.answer_with(future, partial(self._reply, run.ticket))
         except TidemillError as exc:
             self.end(str(exc))
             return
@@ -101,19 +105,18 @@ class EngineHost:
             self._served.discard(served)
             self._changed.notify_all()
 
-    def _message(self, ticket: int, answered: Future[AnsweredRow]) -> bytes:
-        """Return the message of a row."""
+    def _reply(self, ticket: int, answered: Future[Row]) -> Frame:
+        """Return the frame for a line's outcome."""
         try:
-            row = answered.result()
-            return MESSAGE.pack(ROW if row.is_success else FAILED_ROW, ticket) + row.data
+            return replace(answered.result(), ticket=ticket)
         except CancelledError:
-            return MESSAGE.pack(DIED, ticket) + b"its connection was closed"
+            return _failed("its connection was closed")
         except TidemillError as exc:
             reason = str(exc)
-        except BaseException as exc:  # noqa: BLE001 - without a message, its process would wait forever
+        except BaseException as exc:  # noqa: BLE001 - without a frame, its process would wait forever
             reason = f"a line has no row: {type(exc).__name__}: {exc}"
         self.end(reason)
-        return MESSAGE.pack(DIED, ticket) + reason.encode()
+        return _failed(reason)
 
     def end(self, reason: str) -> None:
         """Record the reason why no more lines can be answered; `wait_until_idle` then returns."""
@@ -123,46 +126,44 @@ class EngineHost:
 
 
 class ServedConnection:
-    """A connection, its running lines, and the thread that sends its messages.
+    """A connection, its running lines, and the thread that sends its frames.
 
-    A client that does not read its messages does not delay other clients.
+    A client that does not read its frames does not delay other clients.
     """
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
-        self._running: set[Future[AnsweredRow]] = set()
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._outgoing: SimpleQueue[Frame | None] = SimpleQueue()
+        self._running: set[Future[Row]] = set()
         self._writer = threading.Thread(target=self._send_all, daemon=True)
         self._writer.start()
 
-    def send(self, message: bytes) -> None:
-        """Queue a message for sending."""
-        self._outgoing.put(message)
+    def send(self, frame: Frame) -> None:
+        """Queue a frame for sending."""
+        self._outgoing.put(frame)
 
-    def lines(self) -> Iterator[bytes]:
-        """Yield received messages, until the other process has ended."""
-        with suppress(EOFError, OSError):
-            while True:
-                yield self._connection.recv_bytes()
+    def runs(self) -> Iterator[Run]:
+        """Yield received lines, until the other process has ended or sends another frame."""
+        with suppress(OSError, FrameError):
+            while isinstance(frame := self._wire.receive(), Run):
+                yield frame
 
-    def answer_with(
-        self, future: Future[AnsweredRow], message_of: Callable[[Future[AnsweredRow]], bytes]
-    ) -> None:
-        """Send the message of a row once it is available."""
+    def answer_with(self, future: Future[Row], reply_of: Callable[[Future[Row]], Frame]) -> None:
+        """Send the frame for a line's outcome once it is known."""
 
-        def pass_on(answered: Future[AnsweredRow]) -> None:
+        def pass_on(answered: Future[Row]) -> None:
             try:
                 self._running.discard(answered)
-                self.send(message_of(answered))
+                self.send(reply_of(answered))
             except BaseException:
-                shut_down(self._connection)  # its process would wait for this row forever
+                self._wire.shut_down()  # its process would wait for this row forever
                 raise
 
         self._running.add(future)
         future.add_done_callback(pass_on)
 
     def close(self) -> None:
-        """Cancel running lines, and send queued messages for up to five seconds."""
+        """Cancel running lines, and send queued frames for up to five seconds."""
         for future in list(self._running):
             future.cancel()
         self._outgoing.put(None)
@@ -171,23 +172,26 @@ class ServedConnection:
     def _send_all(self) -> None:
         try:
             with suppress(OSError):
-                while (message := self._outgoing.get()) is not None:
-                    self._connection.send_bytes(message)
+                while (frame := self._outgoing.get()) is not None:
+                    self._wire.send(encode_frame(frame))
         finally:
-            shut_down(self._connection)  # `close` alone would not wake the reading thread
-            self._connection.close()
+            self._wire.close()
 
 
-def _accept(listener: Listener) -> Connection | None:
+def _failed(reason: str) -> Failed:
+    return Failed(reason, EngineDied.code)
+
+
+def _accept(listener: socket.socket) -> socket.socket | None:
     """Return the next connection, None once the listener is closed."""
     with suppress(OSError):
-        return listener.accept()
+        return listener.accept()[0]
     return None
 
 
 def main(address: str, idle_seconds: str, options: str) -> None:
     """Serve an engine with these options (JSON) on a socket, until no process needs it."""
-    listener = Listener(address, family="AF_UNIX", backlog=64)
+    listener = listen(address)
     os.write(sys.stdout.fileno(), b"\n")  # the process that started it may connect
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with Engine(**json.loads(options)) as engine:
@@ -203,6 +207,7 @@ def main(address: str, idle_seconds: str, options: str) -> None:
                 is_needed = host.is_needed
                 if not is_needed:
                     listener.close()
+                    Path(address).unlink()
         host.close()
 
 

@@ -1,4 +1,4 @@
-"""Unix sockets between a user's processes on one machine: their addresses and a lock."""
+"""Unix sockets between a user's processes on one machine: addresses, a lock, and frames."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
+from tidemill.engine_process.frames import Frame, receive_frame
+
 _MAX_BYTES: Final = 100
 """Limit for socket paths; Linux allows 107 bytes, macOS 103."""
+_BACKLOG: Final = 64
 
 
 def socket_address(*key: object) -> str:
@@ -43,7 +45,55 @@ def locked(address: str) -> Iterator[None]:
         yield
 
 
-def shut_down(connection: Connection) -> None:
-    """End a connection for both processes and for the threads that wait for its messages."""
-    with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
-        same.shutdown(socket.SHUT_RDWR)
+class Wire:
+    """Frames over a connected socket: one thread receives them, and one at a time sends."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def send(self, frame: bytes) -> None:
+        """Send an encoded frame; raises OSError if the connection has ended."""
+        self._connection.sendall(frame)
+
+    def receive(self) -> Frame | None:
+        """Return the next frame, or None at the end; raises FrameError or OSError."""
+        return receive_frame(self._read)
+
+    def shut_down(self) -> None:
+        """End the connection for both processes and for the thread that receives."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the connection, which wakes the thread that receives."""
+        self.shut_down()
+        self._connection.close()
+
+    def _read(self, num_bytes: int) -> bytes:
+        """Return this many bytes, or fewer at the end."""
+        data = b""
+        while missing := num_bytes - len(data):
+            more = self._connection.recv(missing, socket.MSG_WAITALL)
+            if not more:
+                break
+            data += more
+        return data
+
+
+def listen(address: str) -> socket.socket:
+    """Return a socket that processes can connect to at this address."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def connect(address: str) -> Wire:
+    """Return a connection; raises OSError if nothing listens at this address."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(address)
+    except OSError:
+        connection.close()
+        raise
+    return Wire(connection)

@@ -6,16 +6,16 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Listener
 from typing import Any
 
 from tidemill.sdk.integrations.engine_host import EngineHost
+from tidemill.sdk.integrations.sockets import listen
 
 
 @contextmanager
 def accepting_host(process: Any, address: str) -> Iterator[EngineHost]:
     """Yield a host that accepts connections; its threads end with the block."""
-    with Listener(address, family="AF_UNIX") as listener:
+    with listen(address) as listener:
         host = EngineHost(process)
         accepting = threading.Thread(target=host.accept_all, args=(listener,), daemon=True)
         accepting.start()
@@ -25,5 +25,5 @@ def accepting_host(process: Any, address: str) -> Iterator[EngineHost]:
             host.end("its test is over")
             host.close()
             # A thread that waits for a connection does not notice that the socket is closed.
-            listener._listener._socket.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
+            listener.shutdown(socket.SHUT_RDWR)
             accepting.join()

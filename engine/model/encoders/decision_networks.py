@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ...errors import ModelRefused
+from ...scheduling.encoding import SchemaSpans
 from ..weights.checkpoint import WHOLE, find_part
 from ..weights.sanity import check_numbers
-from .decision_heads import JOINT_WEIGHTS, JointHead, MarkerHead
+from .decision_heads import JOINT_WEIGHTS, MARKER_KINDS, JointHead, MarkerHead
 from .joint_schema import JointSchemaHead
 from .loaded_encoder import LoadedEncoder
-from .option_markers import OptionMarkers
 
 # The encoder's weights, and those of a head that is not read.
 _OTHERS = ("encoder.", "act_head.", "temperature")
+_HEAD_DIM = 64
 
 
 def load_network(name: str, head: JointHead | MarkerHead, loaded: LoadedEncoder) -> nn.Module:
@@ -40,3 +42,32 @@ def load_network(name: str, head: JointHead | MarkerHead, loaded: LoadedEncoder)
         reason = " ".join(str(exc).split())
         raise ModelRefused(f"{name}: {file} does not match {head}: {reason}") from exc
     return module.eval().requires_grad_(requires_grad=False).to(loaded.device)
+
+
+class OptionMarkers(nn.Module):
+    """Option markers of Laya and Julia: a logit for each option of one question, in fp32.
+
+    The encoder's states, plus an embedding of the question's kind, go through transformer layers;
+    the state of the mask token before an option gives the option's logit. Modules have the names
+    of the checkpoint.
+    """
+
+    def __init__(self, head: MarkerHead, width: int) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(
+            width, max(1, width // _HEAD_DIM), 4 * width, 0.0, batch_first=True, norm_first=True
+        )
+        self.head = nn.TransformerEncoder(layer, head.num_layers, enable_nested_tensor=False)
+        self.type_emb = nn.Embedding(len(MARKER_KINDS), width)
+        self.scorer = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 1)
+        )
+
+    def forward(self, hidden: Tensor, token_ids: Tensor, spans: SchemaSpans) -> Tensor:
+        """Return the logits `[O]` of the options, from the last hidden states `[T, H]`."""
+        del token_ids
+        (kind,), (options,) = spans.kinds, spans.options
+        states = self.head((hidden.float() + self.type_emb.weight[kind])[None])[0]  # [T, H]
+        markers = torch.tensor([start for start, _ in options], device=hidden.device)
+        logits: Tensor = self.scorer(states[markers])[:, 0]
+        return logits

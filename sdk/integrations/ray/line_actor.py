@@ -30,4 +30,4 @@ class LineActor:
             sent = [engine.send_line(random.getrandbits(63), line).future for line in lines]
             rows = await asyncio.gather(*map(asyncio.wrap_future, sent))
         place = table.schema.get_field_index(LINES)
-        yield table.set_column(place, ROWS, pa.array([row.data for row in rows], pa.binary()))
+        yield table.set_column(place, ROWS, pa.array([row.row for row in rows], pa.binary()))

@@ -16,7 +16,7 @@ from tidemill.batch.file.lines import MAX_LINE_BYTES
 from tidemill.batch.model import EngineInfo
 from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
-from tidemill.engine_process.restart_limits import MAX_FAILED_STARTS
+from tidemill.engine_process.deaths import MAX_FAILED_STARTS
 from tidemill.handler.aws.calls import Call
 from tidemill.handler.aws.stores.usage import EVERYBODY
 from tidemill.handler.worker import engine_restarts

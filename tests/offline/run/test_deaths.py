@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from tests.offline.engine.fake_clients import Life, Machine, install
+from tests.engine_process.fake_clients import Life, Machine, install
 from tidemill.batch.file.lines import RawLine
 from tidemill.batch.file.run_line import LineResult
 from tidemill.engine_process.frames import FrameError
@@ -249,7 +249,7 @@ async def test_a_line_that_is_too_long_for_the_wire_has_its_custom_id(
     async def refuse(*_: object) -> None:
         raise FrameError("a frame of 9 bytes is too long")
 
-    monkeypatch.setattr("tests.offline.engine.fake_clients.FakeClient.fetch_row", refuse)
+    monkeypatch.setattr("tests.engine_process.fake_clients.FakeClient.fetch_row", refuse)
     run = Run(monkeypatch, Machine(), engines=1)
     async with run.replicas.started():
         row = await run.replicas.run_line(PlacedLine(0, RawLine(1, data)))

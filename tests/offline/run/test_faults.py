@@ -26,8 +26,8 @@ from tests.offline.scripted import ScriptedEngine
 from tidemill.batch.file.lines import RawLine
 from tidemill.batch.file.run_line import run_line
 from tidemill.cli.main import exit_status_of, parse
+from tidemill.engine_process import replicas
 from tidemill.engine_process.frames import Row
-from tidemill.offline.engine import replicas
 from tidemill.offline.files import kept_rows, row_writer, spool
 from tidemill.offline.run import feed, job, progress
 from tidemill.offline.run import run as run_module
@@ -38,7 +38,7 @@ from tidemill.protocol.contract import EngineInfo, EngineStats, Reply, Usage
 
 FOLDERS: Final = (
     *("offline/run", "offline/files", "batch/file", "batch/table", "batch/result_", "offline/plan"),
-    *("protocol/in_flight", "protocol/callback_failures", "offline/engine/replicas"),
+    *("protocol/in_flight", "protocol/callback_failures", "engine_process/replicas"),
 )
 REPLY: Final = '{"choices" = [{"message" = {"content" = "hi"}, "finish_reason" = "stop"}]}'
 NUM_LINES: Final = 20

@@ -16,9 +16,9 @@ import pytest
 from tests.offline.given import line, rows
 from tidemill.batch.file.lines import RawLine
 from tidemill.cli.main import exit_status_of
+from tidemill.engine_process import replicas as replicas_module
 from tidemill.engine_process.client import EngineDied
 from tidemill.offline.console.errors import CliError
-from tidemill.offline.engine import replicas as replicas_module
 from tidemill.offline.files import output
 from tidemill.offline.files.input_file import PlacedLine
 from tidemill.offline.plan.plan import Plan

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pytest
 
 from tidemill import TidemillError
-from tidemill.sdk.engine_process import AnsweredRow
+from tidemill.engine_process.frames import Row
+from tidemill.protocol.contract import Usage
 from tidemill.sdk.in_flight import Sent
 from tidemill.sdk.integrations.batch_answers import BatchAnswers
 from tidemill.sdk.integrations.options import decision_keys, split_options
@@ -36,7 +37,7 @@ class Echo:
         """Return some number."""
         return 7
 
-    def send_line(self, number: int, data: bytes) -> Sent[AnsweredRow]:
+    def send_line(self, number: int, data: bytes) -> Sent[Row]:
         """Answer at once."""
         self.sent.append((number, data))
         line = json.loads(data)
@@ -46,8 +47,8 @@ class Echo:
         if "body" not in line:
             error = {"message": f"Row {number}: no luck"}
             row = {"response": None, "error": error}
-        future: Future[AnsweredRow] = Future()
-        future.set_result(AnsweredRow(is_success=True, data=json.dumps(row).encode()))
+        future: Future[Row] = Future()
+        future.set_result(Row(0, is_success=True, usage=Usage(), row=json.dumps(row).encode()))
         return Sent(future, len(data))
 
 

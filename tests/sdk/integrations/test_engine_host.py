@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,13 +15,15 @@ from typing import Any
 import pytest
 
 from tests.sdk.hosting import accepting_host
-from tidemill.sdk.engine_process import AnsweredRow, EngineProcess
+from tidemill.engine_process.frames import Abort, Row, Stats, encode_frame
+from tidemill.protocol.contract import EngineInfo, EngineStats, Usage
+from tidemill.sdk.engine_process import EngineProcess
 from tidemill.sdk.errors import EngineDied
 from tidemill.sdk.in_flight import Sent
 from tidemill.sdk.integrations import sockets
 from tidemill.sdk.integrations.engine_host import EngineHost
 from tidemill.sdk.integrations.hosted_engine import HostedEngine
-from tidemill.sdk.integrations.sockets import socket_address
+from tidemill.sdk.integrations.sockets import listen, socket_address
 
 WAIT_SECONDS = 60
 SCRIPT = Path(__file__).parents[2] / "engine_process/scripted_engine.py"
@@ -33,16 +34,16 @@ class Process:
     """An engine's process whose answers come when the test gives them."""
 
     def __init__(self) -> None:
-        self.sent: dict[tuple[int, bytes], Future[AnsweredRow]] = {}
+        self.sent: dict[tuple[int, bytes], Future[Row]] = {}
         self.arrived = threading.Semaphore(0)
 
-    def max_inflight(self) -> int:
-        """Return some number."""
-        return 12
+    def info(self) -> EngineInfo:
+        """Return the info of some engine."""
+        return EngineInfo("fake", None, "test", "cpu", 0, 3)
 
-    def send_line(self, number: int, data: bytes) -> Sent[AnsweredRow]:
+    def send_line(self, number: int, data: bytes) -> Sent[Row]:
         """Keep the line."""
-        future = self.sent[number, data] = Future[AnsweredRow]()
+        future = self.sent[number, data] = Future[Row]()
         self.arrived.release()
         return Sent(future, len(data))
 
@@ -50,6 +51,11 @@ class Process:
         """Return once `count` lines have arrived."""
         for _ in range(count):
             assert self.arrived.acquire(timeout=WAIT_SECONDS)
+
+
+def row(data: bytes, *, ticket: int = 0, is_success: bool = True) -> Row:
+    """Return a row with these bytes."""
+    return Row(ticket, is_success, Usage(), data)
 
 
 @pytest.fixture
@@ -78,10 +84,10 @@ def test_connections_share_an_engine(host: EngineHost, process: Process, address
     assert (one.max_inflight(), other.max_inflight(), host.is_needed) == (12, 12, True)
     sent = [one.send_line(1, b"a"), other.send_line(2**63 - 1, b"b")]
     process.wait(2)
-    process.sent[2**63 - 1, b"b"].set_result(AnsweredRow(is_success=False, data=b"B"))
-    process.sent[1, b"a"].set_result(AnsweredRow(is_success=True, data=b"A"))
+    process.sent[2**63 - 1, b"b"].set_result(row(b"B", is_success=False))
+    process.sent[1, b"a"].set_result(row(b"A"))
     rows = [each.future.result(WAIT_SECONDS) for each in sent]
-    assert rows == [AnsweredRow(True, b"A"), AnsweredRow(False, b"B")]  # noqa: FBT003
+    assert [(one.is_success, one.row) for one in rows] == [(True, b"A"), (False, b"B")]
 
 
 def test_a_dead_engine_ends_all_connections(
@@ -123,11 +129,41 @@ def test_lines_of_a_process_that_ends_are_cancelled(
     one = HostedEngine(address, {}, {})
     one.send_line(1, b"a")
     process.wait(1)
-    with socket.socket(fileno=os.dup(one._connection.fileno())) as ended:
-        ended.shutdown(socket.SHUT_RDWR)
+    one._wire.shut_down()
     host.wait_until_idle(0)
     assert not host.is_needed
     assert process.sent[1, b"a"].cancelled()
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (encode_frame(row(b"A", ticket=9)), "a row for an unknown request, 9"),
+        (encode_frame(Abort(1)), "unexpected Abort frame"),
+        (encode_frame(row(b"A", ticket=1))[:-1], "truncated frame"),
+        (b"\0\0\0\0\xff", "unknown frame kind 255"),
+        (b"\xff\0\0\0\3", "a frame of 4,278,190,080 bytes is too long"),
+        (b"", "the host of the engine has ended"),
+    ],
+)
+def test_frames_that_answer_no_line_end_all_waits(address: str, sent: bytes, reason: str) -> None:
+    """A line whose row may be among them fails with the reason, as do later lines."""
+    with listen(address) as listener, ThreadPoolExecutor(1) as pool:
+
+        def greeted() -> socket.socket:
+            connection = listener.accept()[0]
+            connection.sendall(encode_frame(Stats(EngineStats())))
+            return connection
+
+        greeting = pool.submit(greeted)
+        engine = HostedEngine(address, {}, {})
+        with greeting.result() as connection:
+            waiting = engine.send_line(1, b"a").future
+            connection.sendall(sent)
+        with pytest.raises(EngineDied, match=reason):
+            waiting.result(WAIT_SECONDS)
+        with pytest.raises(EngineDied, match=reason):
+            engine.send_line(2, b"b")
 
 
 @pytest.fixture

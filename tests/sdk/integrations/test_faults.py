@@ -15,7 +15,8 @@ import pytest
 
 from tests.faults import Call, Fault, faults_of, in_process, profiled
 from tests.sdk.hosting import accepting_host
-from tidemill.sdk.engine_process import AnsweredRow
+from tidemill.engine_process.frames import Row
+from tidemill.protocol.contract import EngineInfo, Usage
 from tidemill.sdk.errors import EngineDied
 from tidemill.sdk.in_flight import Sent
 from tidemill.sdk.integrations import hosted_engine, sockets
@@ -40,11 +41,15 @@ class Process:
         """Return some number."""
         return 4
 
-    def send_line(self, number: int, data: bytes) -> Sent[AnsweredRow]:
+    def info(self) -> EngineInfo:
+        """Return the info of some engine."""
+        return EngineInfo("fake", None, "test", "cpu", 0, 1)
+
+    def send_line(self, number: int, data: bytes) -> Sent[Row]:
         """Answer a line."""
         del number
-        future: Future[AnsweredRow] = Future()
-        future.set_result(AnsweredRow(is_success=True, data=ROW))
+        future: Future[Row] = Future()
+        future.set_result(Row(0, is_success=True, usage=Usage(), row=ROW))
         return Sent(future, len(data))
 
 

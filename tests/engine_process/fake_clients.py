@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from pydantic_core import from_json, to_json
 
+from tidemill.engine_process import replicas
 from tidemill.engine_process.client import EngineDied, EngineFailed
 from tidemill.engine_process.exchange import decode_request, encode_reply
 from tidemill.engine_process.frames import Answer, AnswerKind, Row
-from tidemill.offline.engine import replicas
 from tidemill.protocol.contract import EngineInfo, EngineStats, Reply, Usage
 
 CANARY_ENDPOINT = "/v1/completions"

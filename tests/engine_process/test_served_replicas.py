@@ -20,10 +20,10 @@ from tidemill.engine_process.exchange import (
     encode_reply,
     encode_request,
 )
-from tidemill.offline.engine.served_replicas import ServedReplicas, prefix_number
+from tidemill.engine_process.served_replicas import ServedReplicas, prefix_number
 from tidemill.protocol.contract import EngineError, Reply, StreamedReply, Usage
 
-SCRIPT = Path(__file__).parents[3] / "tests/engine_process/scripted_engine.py"
+SCRIPT = Path(__file__).with_name("scripted_engine.py")
 PATIENCE_SECONDS = 60
 
 
@@ -34,11 +34,11 @@ def replicas(*engines: tuple[str, ...]) -> Iterator[ServedReplicas]:
         [sys.executable, str(SCRIPT), "--stats-seconds", "0.05", *arguments]
         for arguments in engines
     ]
-    served = ServedReplicas(commands)
+    served = ServedReplicas(commands, log=print)
     try:
         yield served
     finally:
-        if served._thread.is_alive():
+        if served._thread.is_alive:
             served.close()
 
 
@@ -149,7 +149,7 @@ async def test_requests_of_an_engine_that_dies_run_elsewhere(tmp_path: Path) -> 
             other = await one
             assert isinstance(other, Reply)
             assert other.body["echo"]["say"] == number
-        await until(lambda: len(served._replicas.ready) == 2)
+        await until(lambda: len(served._pool._replicas.ready) == 2)
 
 
 async def test_a_stream_whose_engine_dies_ends_with_an_error(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ async def test_requests_interrupted_by_a_close_are_not_blamed() -> None:
         await asyncio.to_thread(served.close)
         with pytest.raises(EngineError, match="closed"):
             await waiting
-        assert sum(one.num_restarts for one in served._replicas.all) == 0
+        assert sum(one.restarts.length for one in served._pool._replicas.all) == 0
 
 
 async def test_engines_that_keep_ending_end_the_server() -> None:

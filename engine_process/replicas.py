@@ -6,17 +6,15 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Final
 
-from tidemill.engine_process.canary import Canary, canary_line
-from tidemill.engine_process.client import EngineClient, EngineDied, EngineFailed
-from tidemill.engine_process.restart_limits import MAX_DEATHS_WITHOUT_ROW, MAX_MACHINE_FAILURES
-from tidemill.engine_process.totals import total_info, total_stats
 from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats
-from tidemill.protocol.stall import STALL_SECONDS, START_SECONDS
+from tidemill.protocol.stall import START_SECONDS
 
-from ..console.terminal import log
+from .canary import Canary, canary_line
+from .client import EngineClient, EngineDied, EngineFailed
+from .deaths import MAX_DEATHS_WITHOUT_ROW, MAX_MACHINE_FAILURES, Streak
 
 # A run sends four per sequence, but unevenly: lines with the same prefix go to one engine.
 _INFLIGHT_PER_SEQUENCE: Final = 6
@@ -50,7 +48,7 @@ class Replica:
         self._stall_seconds = stall_seconds
         self.client: EngineClient | None = None
         self._made: EngineClient | None = None
-        self.num_restarts = 0
+        self.restarts = Streak()
         self.info: EngineInfo | None = None
         self.sent: dict[Request, None] = {}
 
@@ -64,8 +62,7 @@ class Replica:
         Raises EngineFailed, also if it died of that line, answered it incorrectly, or was restarted
         too often.
         """
-        self.num_restarts += 1
-        if self.num_restarts > MAX_DEATHS_WITHOUT_ROW:
+        if self.restarts.extend(MAX_DEATHS_WITHOUT_ROW):
             raise EngineFailed("it exited too often", code=EngineDied.code)
         client = await self._make()
         line = canary_line(() if self.info is None else self.info.endpoints)
@@ -126,14 +123,20 @@ class Replicas:
     """
 
     def __init__(
-        self, commands: Sequence[Sequence[str]], *, stall_seconds: float = STALL_SECONDS
+        self,
+        commands: Sequence[Sequence[str]],
+        changed: Callable[[], None],
+        *,
+        stall_seconds: float,
+        log: Callable[[str], None],
     ) -> None:
         self.all = [Replica(number, each, stall_seconds) for number, each in enumerate(commands, 1)]
         self.failure: EngineError | None = None
         self.load_seconds = 0.0
-        self.changed: Callable[[], None] = lambda: None
-        self._deaths_without_a_row = 0
-        self._killers_without_a_row = 0
+        self._changed = changed
+        self._log = log
+        self._deaths = Streak()
+        self._killers = Streak()
         self._past = EngineStats()  # of processes that have exited
         self._restarts: set[asyncio.Task[bool]] = set()
         self._starting: set[Replica] = set()  # restarting
@@ -142,7 +145,7 @@ class Replicas:
     async def started(self) -> AsyncIterator[None]:
         """Start all processes, and stop them at the end; raises EngineError if one cannot load."""
         began = time.monotonic()
-        log(f"loading {len(self.all)} engines")
+        self._log(f"loading {len(self.all)} engines")
         try:
             # Await all, even if one has failed: a cancelled start would leave a process behind.
             starts = [one.start() for one in self.all]
@@ -152,7 +155,7 @@ class Replicas:
                 if outcome is not None:
                     raise outcome
             self.load_seconds = time.monotonic() - began
-            log(f"{len(self.all)} engines loaded in {self.load_seconds:.1f} s")
+            self._log(f"{len(self.all)} engines loaded in {self.load_seconds:.1f} s")
             yield
         finally:
             await self._end()
@@ -187,15 +190,14 @@ class Replicas:
 
     def note_row(self, replica: Replica) -> None:
         """Record that an engine has answered a request."""
-        self._deaths_without_a_row = self._killers_without_a_row = replica.num_restarts = 0
+        for streak in (self._deaths, self._killers, replica.restarts):
+            streak.end()
 
     def note_killer(self) -> None:
         """Record that a request has killed engines that are healthy without it."""
-        self._deaths_without_a_row = 0
-        for replica in self.all:
-            replica.num_restarts = 0
-        self._killers_without_a_row += 1
-        if self._killers_without_a_row >= MAX_DEATHS_WITHOUT_ROW:
+        for streak in (self._deaths, *(replica.restarts for replica in self.all)):
+            streak.end()
+        if self._killers.extend(MAX_DEATHS_WITHOUT_ROW):
             self._fail("each of the last requests killed its engines, and none was answered")
 
     def restart(
@@ -205,15 +207,14 @@ class Replicas:
         replica.client = None
         ended = replace(client.stats, running=0, waiting=0)
         self._past = total_stats([self._past, ended])
-        self._deaths_without_a_row += 1
-        most = MAX_MACHINE_FAILURES if exc.is_broken else MAX_DEATHS_WITHOUT_ROW
-        if self._deaths_without_a_row > most:
+        limit = MAX_MACHINE_FAILURES if exc.is_broken else MAX_DEATHS_WITHOUT_ROW
+        if self._deaths.extend(limit):
             self._fail(f"engines keep exiting without finishing a line in between: {exc}")
         if self.failure is not None:
             given_up: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
             given_up.set_result(False)
             return given_up
-        log(f"engine {replica.number} exited ({exc}): restarting it")
+        self._log(f"engine {replica.number} exited ({exc}): restarting it")
         self._starting.add(replica)
         task = asyncio.create_task(self._restart(replica, client, is_broken=exc.is_broken))
         self._restarts.add(task)
@@ -224,20 +225,37 @@ class Replicas:
         try:
             await client.close()
             if await replica.restart() and not is_broken:
-                self._deaths_without_a_row = 0  # a request killed it, not the machine
+                self._deaths.end()  # a request killed it, not the machine
         except Exception as exc:  # noqa: BLE001 - requests must not wait for it
             if self.failure is None:
-                log(f"engine {replica.number} cannot be restarted: {exc}")
+                self._log(f"engine {replica.number} cannot be restarted: {exc}")
             is_last = all(one.client is None for one in self.all)
             if is_last and self._starting == {replica}:
                 self._fail(f"no engine is left: {exc}")
         finally:
             self._starting.discard(replica)
-        self.changed()
+        self._changed()
         return replica.client is not None
 
     def _fail(self, reason: str) -> None:
         """Record that no engine can continue, and the reason."""
         if self.failure is None:
             self.failure = EngineError(reason)
-        self.changed()
+        self._changed()
+
+
+def total_info(infos: Sequence[EngineInfo]) -> EngineInfo:
+    """Return the combined info: GPUs and sequences in a step are sums."""
+    return replace(
+        infos[0],
+        num_gpus=sum(info.num_gpus for info in infos),
+        max_num_seqs=sum(info.max_num_seqs for info in infos),
+    )
+
+
+def total_stats(stats: Sequence[EngineStats]) -> EngineStats:
+    """Return the sums of all statistics; the KV cache's usage is the mean."""
+    if not stats:
+        return EngineStats()
+    total = EngineStats(*map(sum, zip(*map(astuple, stats), strict=True)))
+    return replace(total, kv_cache_usage=total.kv_cache_usage / len(stats))

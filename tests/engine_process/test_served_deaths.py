@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from pydantic_core import to_json
 
-from tests.offline.engine.fake_clients import Life, Machine, install
-from tidemill.offline.engine.replicas import Replicas
-from tidemill.offline.engine.routing import Router
-from tidemill.offline.engine.served_replicas import ServedReplicas
+from tests.engine_process.fake_clients import Life, Machine, install
+from tidemill.engine_process.deaths import MAX_MACHINE_FAILURES
+from tidemill.engine_process.replica_pool import ReplicaPool
+from tidemill.engine_process.served_replicas import ServedReplicas
 from tidemill.protocol.contract import EngineError, Reply
 
 NAMES = [f"r{number}" for number in range(60)]
@@ -28,7 +28,7 @@ def serving(
 ) -> Iterator[ServedReplicas]:
     """Serve with a number of engines on a machine."""
     install(monkeypatch, machine)
-    served = ServedReplicas([[str(number)] for number in range(engines)])
+    served = ServedReplicas([[str(number)] for number in range(engines)], log=print)
     try:
         yield served
     finally:
@@ -117,8 +117,7 @@ async def test_a_request_that_leaves_before_the_verdict_blocks_no_other(
     """Its client is gone, so it is not tried, and suspects of a later death run again."""
     machine = Machine(slots=4, turns=50)
     install(monkeypatch, machine)
-    replicas = Replicas([["1"], ["2"]])
-    router, may_end = Router(replicas), asyncio.Event()
+    pool, may_end = ReplicaPool([["1"], ["2"]], log=print), asyncio.Event()
 
     async def fetch(client: Any, name: str) -> Any:
         return await client.fetch_row(1, 0, to_json({"custom_id": name}))
@@ -134,9 +133,9 @@ async def test_a_request_that_leaves_before_the_verdict_blocks_no_other(
         for _ in range(number):
             await asyncio.sleep(0)
 
-    async with asyncio.timeout(60), replicas.started():
-        leaving = asyncio.create_task(router.run(partial(fetch, name="a"), home=0))
-        late = asyncio.create_task(router.run(partial(fetch_late, name="b"), home=0))
+    async with asyncio.timeout(60), pool.started():
+        leaving = asyncio.create_task(pool.run(partial(fetch, name="a"), home=0))
+        late = asyncio.create_task(pool.run(partial(fetch_late, name="b"), home=0))
         await turns(4)
         machine.kill(1)
         await turns(3)
@@ -145,9 +144,20 @@ async def test_a_request_that_leaves_before_the_verdict_blocks_no_other(
         may_end.set()
         assert await late
         machine.turns = 10**6
-        last = asyncio.create_task(router.run(partial(fetch, name="c"), home=0))
+        last = asyncio.create_task(pool.run(partial(fetch, name="c"), home=0))
         await turns(30)
-        [busy] = [number for number, one in enumerate(replicas.all, 1) if one.sent]
+        [busy] = [number for number, one in enumerate(pool._replicas.all, 1) if one.sent]
         machine.turns = 3
         machine.kill(busy)
         assert await last
+
+
+async def test_a_broken_machine_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fifth death that an engine reports as its machine's fault is the last one."""
+    machine = Machine(killers=frozenset({"r0"}), broken={0})
+    with (
+        serving(monkeypatch, machine, 1) as served,
+        pytest.raises(EngineError, match="engines keep exiting"),
+    ):
+        await ask(served, "r0", is_online=True)
+    assert machine.num_deaths == MAX_MACHINE_FAILURES

@@ -9,43 +9,30 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final
 from zlib import crc32
 
 from pydantic_core import from_json
 
 from tidemill.batch.suspects import KILLED_MESSAGE
-from tidemill.engine_process.client import EngineClient
-from tidemill.engine_process.exchange import (
-    ExchangeRequest,
-    decode_reply,
-    encode_request,
-    in_thread_if_long,
-)
-from tidemill.engine_process.frames import Answer, AnswerKind, FrameError
 from tidemill.protocol.bodies import error_body
 from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats, Reply, StreamedReply
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.stall import STALL_SECONDS
 
-from .data_parallel import replica_commands
-from .options import EngineOptions, engine_command, stall_limit
-from .replicas import Replicas
-from .routing import Quarantined, Router
-
-if TYPE_CHECKING:
-    from tidemill.engine.config import EngineConfig
+from .client import EngineClient
+from .exchange import ExchangeRequest, decode_reply, encode_request, in_thread_if_long
+from .frames import Answer, AnswerKind, FrameError
+from .loop_thread import LoopThread
+from .replica_pool import Quarantined, ReplicaPool
 
 _PREFIX_CHARS: Final = 512
 _PROMPTS: Final = ("messages", "prompt", "input", "state", "query", "queries", "text_1")
 _CLOSE_SECONDS: Final = 20.0
 
-_Result = TypeVar("_Result")
 _Posted = Answer | Reply | Exception
 _Answers = asyncio.Queue[_Posted]
 _Post = Callable[[_Posted], None]
@@ -59,38 +46,39 @@ class ServedReplicas:
     """
 
     def __init__(
-        self, commands: Sequence[Sequence[str]], *, stall_seconds: float = STALL_SECONDS
+        self,
+        commands: Sequence[Sequence[str]],
+        *,
+        log: Callable[[str], None],
+        stall_seconds: float = STALL_SECONDS,
     ) -> None:
-        self._replicas = Replicas(commands, stall_seconds=stall_seconds)
-        self._router = Router(self._replicas)
-        self._loop = asyncio.new_event_loop()
+        self._pool = ReplicaPool(commands, log=log, stall_seconds=stall_seconds)
         self._stopping = asyncio.Event()
-        self._thread = threading.Thread(target=self._run_loop, name="tidemill-engines", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread("tidemill-engines")
         started: Future[None] = Future()
-        self._running = self._in_loop(self._run(started))
+        self._running = self._thread.submit(self._run(started))
         try:
             started.result()
         except BaseException:
-            self._end_thread()
+            self._thread.end()
             raise
 
     def info(self) -> EngineInfo:
         """Return the combined info of all engines."""
-        return self._replicas.info()
+        return self._pool.info()
 
     def stats(self) -> EngineStats:
         """Return the sums over all engines; raises EngineError once all have failed."""
-        if self._replicas.failure is not None:
-            raise self._replicas.failure
-        return self._replicas.stats()
+        if self._pool.failure is not None:
+            raise self._pool.failure
+        return self._pool.stats()
 
     def close(self) -> None:
         """Stop all processes."""
-        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.loop.call_soon_threadsafe(self._stopping.set)
         with suppress(TimeoutError):
             self._running.result(_CLOSE_SECONDS)
-        self._end_thread()
+        self._thread.end()
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Answer a line of a file."""
@@ -114,7 +102,8 @@ class ServedReplicas:
             with suppress(RuntimeError):  # the server's loop is closed, so nothing waits
                 loop.call_soon_threadsafe(answers.put_nowait, answer)
 
-        asking = self._in_loop(self._exchange(data, created, home, post, is_online=is_online))
+        exchange = self._exchange(data, created, home, post, is_online=is_online)
+        asking = self._thread.submit(exchange)
         try:
             first = await _next(answers)
             if isinstance(first, Reply):
@@ -143,7 +132,7 @@ class ServedReplicas:
                     post(answer)
 
         try:
-            await self._router.run(
+            await self._pool.run(
                 exchange, home=home, is_urgent=is_online, may_repeat=lambda: not has_begun
             )
         except Quarantined:
@@ -156,54 +145,13 @@ class ServedReplicas:
     async def _run(self, started: Future[None]) -> None:
         """Start the processes, and stop them once `close` is called."""
         try:
-            async with self._replicas.started():
+            async with self._pool.started():
                 started.set_result(None)
                 await self._stopping.wait()
         except BaseException as exc:
             if started.done():
                 raise
             started.set_exception(exc)
-
-    def _in_loop(self, doing: Coroutine[Any, Any, _Result]) -> Future[_Result]:
-        return asyncio.run_coroutine_threadsafe(doing, self._loop)
-
-    def _end_thread(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_CLOSE_SECONDS)
-
-    def _run_loop(self) -> None:
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.run_until_complete(_cancel_rest())
-            self._loop.close()
-
-
-def load_replicas(
-    config: EngineConfig,
-    *,
-    served_names: tuple[str, ...],
-    chat_template: str | None,
-    options: EngineOptions,
-    count: int,
-) -> ServedReplicas:
-    """Start engines with a config's weights, and otherwise the options; raises EngineError."""
-    del chat_template  # each process reads it itself
-    given = replace(
-        options,
-        model=config.model,
-        served_model_names=served_names,
-        lora_modules=tuple(f"{each.name}={each.path}" for each in config.lora_modules),
-    )
-    commands = replica_commands(engine_command(given), options, count)
-    return ServedReplicas(commands, stall_seconds=stall_limit(options))
-
-
-async def _cancel_rest() -> None:
-    rest = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in rest:
-        task.cancel()
-    await asyncio.gather(*rest, return_exceptions=True)
 
 
 async def _next(answers: _Answers) -> Answer | Reply:

@@ -1,4 +1,4 @@
-"""Routing: assigns requests to engines, and reruns the requests of an engine that died.
+"""Replica pool: assigns requests to engines, and reruns the requests of an engine that died.
 
 Requests with the same prefix go to one engine, as long as it has not much more work than others.
 The requests of an engine that died are suspects (`batch/suspects.py`): they are rerun in a separate
@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, TypeVar
 
 from tidemill.batch.suspects import Suspects
-from tidemill.engine_process.client import EngineClient, EngineDied
-from tidemill.protocol.contract import EngineError
+from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats
+from tidemill.protocol.stall import STALL_SECONDS
 
-from ..console.terminal import amount, log
+from .client import EngineClient, EngineDied
 from .replicas import Replica, Replicas, Request
 
 _HOME_LOAD: Final = 1.25
@@ -52,12 +53,21 @@ class _Death:
     quarantined: frozenset[int] = frozenset()
 
 
-class Router:
-    """Runs requests in replicas; all calls must be made in their event loop."""
+class ReplicaPool:
+    """Engine processes of one model, which share requests; all calls are made in one event loop.
 
-    def __init__(self, replicas: Replicas) -> None:
-        self._replicas = replicas
-        replicas.changed = self._admit
+    `log` gets messages about starts and deaths.
+    """
+
+    def __init__(
+        self,
+        commands: Sequence[Sequence[str]],
+        *,
+        log: Callable[[str], None],
+        stall_seconds: float = STALL_SECONDS,
+    ) -> None:
+        self._replicas = Replicas(commands, self._admit, stall_seconds=stall_seconds, log=log)
+        self._log = log
         self._numbers = count(1)
         self._urgent: OrderedDict[Request, None] = OrderedDict()
         self._waiting: OrderedDict[Request, None] = OrderedDict()
@@ -66,6 +76,33 @@ class Router:
         self._trial: Replica | None = None  # the engine that has the group on trial
         self._drained: Replica | None = None  # gets no more requests, for the next group
         self._deaths: dict[EngineClient, _Death] = {}
+
+    def started(self) -> AbstractAsyncContextManager[None]:
+        """Start all processes, and stop them at the end; raises EngineError if one cannot load."""
+        return self._replicas.started()
+
+    @property
+    def num_engines(self) -> int:
+        """Return the number of engine processes."""
+        return len(self._replicas.all)
+
+    @property
+    def load_seconds(self) -> float:
+        """Return the seconds for starting all processes."""
+        return self._replicas.load_seconds
+
+    @property
+    def failure(self) -> EngineError | None:
+        """Return the reason why no engine can continue, or None."""
+        return self._replicas.failure
+
+    def info(self) -> EngineInfo:
+        """Return the combined info of all engines."""
+        return self._replicas.info()
+
+    def stats(self) -> EngineStats:
+        """Return the sums over all engines; the KV cache's usage is the mean."""
+        return self._replicas.stats()
 
     async def run(
         self,
@@ -254,8 +291,9 @@ class Router:
         if numbers and not death.is_broken:
             death.quarantined = frozenset(self._suspects.convict(numbers))
             if self._replicas.failure is None:
-                words = f"{amount(len(numbers), 'request')} of engine {death.replica.number}"
-                log(f"{words} will be rerun separately from others")
+                requests = "1 request" if len(numbers) == 1 else f"{len(numbers):,} requests"
+                words = f"{requests} of engine {death.replica.number}"
+                self._log(f"{words} will be rerun separately from others")
         elif is_trial:
             self._suspects.acquit()
         suspects = [*death.lost, *death.unsent] if is_trial else death.lost
