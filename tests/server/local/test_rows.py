@@ -114,6 +114,32 @@ async def test_requests_are_next_to_their_rows(tmp_path: Path, form: str) -> Non
         assert "no longer available" in await view(local, batch["id"], wanted, "requests")
 
 
+async def test_the_index_of_lines_is_made_by_the_validation(
+    tmp_path: Path,
+) -> None:
+    """The first view reads a block of a file of several; a batch without the index reads it all."""
+    num_lines, padding = 600, " " * 20_000
+    lines = [json.loads(line) for line in lines_of([reply("x")]).splitlines() * num_lines]
+    data = b"".join(
+        json.dumps({**line, "custom_id": f"c{number}", "x": padding}).encode() + b"\n\n"
+        for number, line in enumerate(lines)
+    )
+    async with serving(tmp_path) as local:
+        batch = await local.ended((await local.submit(data))["id"])
+        stored = local.store.batches.get(batch["id"])
+        assert stored is not None
+        figures, last = Figures(local.store), 2 * num_lines - 1
+        with figures.counted():
+            found = local.store.input_lines.read(stored, [1, last - 200, last])
+        assert figures.num_bytes < 7 * 2**20 < len(data)
+        assert [json.loads(line)["custom_id"] for line in found.values()] == [
+            *("c0", f"c{num_lines - 101}", f"c{num_lines - 1}")
+        ]
+        with local.store.database.writing() as connection:
+            connection.execute("DELETE FROM line_blocks")
+        assert local.store.input_lines.read(stored, [1, last - 200, last]) == found
+
+
 async def test_a_long_request_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A note replaces it."""
     monkeypatch.setattr(input_lines, "READ_BYTES", 300)
