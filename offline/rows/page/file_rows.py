@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from tidemill.dashboard.row_facts import facts_of
 from tidemill.dashboard.row_query import RowQuery
-from tidemill.dashboard.row_view import facts_of
 from tidemill.dashboard.rows_page import (
     FoundRows,
     Requests,
