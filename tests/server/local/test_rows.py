@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import re
 import sqlite3
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,8 @@ import pytest
 from bench.server.row_pages import Figures, fill
 from tests.server.local.rig import Local, ScriptedEngine, lines_of, serving
 from tests.server.local.test_retry import retried
-from tidemill.dashboard import rows_page
 from tidemill.dashboard.row_query import RowQuery
-from tidemill.server.local import input_lines, results
+from tidemill.server.local import input_lines
 from tidemill.server.local.store import open_store
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\u202e\x07"
@@ -164,6 +163,24 @@ async def test_a_large_answer_has_its_own_page(tmp_path: Path) -> None:
         assert len(one) < 1_000_000
 
 
+async def test_rows_are_downloaded_as_a_table(tmp_path: Path) -> None:
+    """The rows of a search are a piece; deleted ones and other parameters are refused."""
+    async with serving(tmp_path) as local:
+        batch = await local.ended((await local.submit(lines_of(BODIES)))["id"])
+        path = f"/dashboard/view/batches/{batch['id']}/export"
+        found = await local.client.get(path, params={"format": "csv", "status": "failed"})
+        about, _, text = found.content.partition(b"\n")
+        assert json.loads(about) == {"rows": 1, "after": None, "columns": '[""]'}
+        [header, row] = csv.reader(text.decode("utf-8-sig").splitlines())
+        assert dict(zip(header, row, strict=True))["line"] == "3"
+        refused = await local.client.get(path, params={"format": "x"})
+        assert (refused.status_code, "choose csv or parquet" in refused.text) == (400, True)
+        for name in ("output_file_id", "error_file_id"):
+            await local.client.delete(f"/v1/files/{batch[name]}")
+        gone = await local.client.get(path, params={"format": "csv", "status": "all"})
+        assert (gone.status_code, "can no longer be listed" in gone.text) == (410, True)
+
+
 async def test_merged_rows_are_those_of_the_retry(tmp_path: Path) -> None:
     """Rows of both retries are in their places, in lists and in searches, also after a restart."""
     bodies = [{}, {"status": 500}, {"status": 400}, {**reply("y"), "status": 500}, {"status": 500}]
@@ -236,16 +253,14 @@ def test_a_page_of_a_large_batch_reads_only_its_own_rows(tmp_path: Path) -> None
         assert figures.num_bytes <= 3 * 2**20
 
 
-def test_a_search_stops_after_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_stops_after_a_limit(tmp_path: Path) -> None:
     """The next one continues there and reads no row again."""
-    searched = partial(rows_page.select_rows, max_bytes=100_000)
-    monkeypatch.setattr(results, "select_rows", searched)
     with open_store(tmp_path) as store:
         batch = fill(store, 1000)
         figures = Figures(store)
         query, num_steps = RowQuery(text="nothing"), 0
         with figures.counted():
-            while (found := store.results.search(batch, query, 25)).next_after is not None:
+            while (found := store.results.search(batch, query, 25, 100_000)).next_after is not None:
                 query, num_steps = RowQuery(text="nothing", after=found.next_after), num_steps + 1
         assert num_steps > 3
         assert figures.num_rows == 1000
