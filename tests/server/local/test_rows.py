@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 import re
 import sqlite3
@@ -17,6 +18,7 @@ from bench.server.row_pages import Figures, fill
 from tests.server.local.rig import Local, ScriptedEngine, lines_of, serving
 from tests.server.local.test_retry import retried
 from tidemill.dashboard.row_query import RowQuery
+from tidemill.protocol.contract import Reply
 from tidemill.server.local import input_lines
 from tidemill.server.local.store import open_store
 
@@ -179,6 +181,44 @@ async def test_rows_are_downloaded_as_a_table(tmp_path: Path) -> None:
             await local.client.delete(f"/v1/files/{batch[name]}")
         gone = await local.client.get(path, params={"format": "csv", "status": "all"})
         assert (gone.status_code, "can no longer be listed" in gone.text) == (410, True)
+
+
+class SurrogateEngine(ScriptedEngine):
+    """Puts an unpaired surrogate in place of a word of its reply."""
+
+    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
+        """Follow the script in the body."""
+        found = await super().respond(url, body, request_id, created)
+        text = json.dumps(found.body).replace("SURROGATE", "\\ud800")
+        return Reply(found.status_code, json.loads(text), found.usage)
+
+
+async def test_hostile_rows_do_no_harm(tmp_path: Path) -> None:
+    """A row that is not text fails alone; texts of others are neither markup nor invisible."""
+    hostile = f"{HOSTILE}\0\u2028"
+    ids = ["\ud800", hostile, "c", "d", "e" * 3000]
+    replies = [reply("x"), reply(hostile), reply("SURROGATE"), {"reply": {"SURROGATE": 1}}]
+    lines = map(json.loads, lines_of([*replies, reply(hostile)]).splitlines())
+    data = "\n".join(
+        json.dumps({**line, "custom_id": custom_id})
+        for line, custom_id in zip(lines, ids, strict=True)
+    )
+    async with serving(tmp_path, SurrogateEngine()) as local:
+        made = await local.submit(data.encode(), on_invalid_line="skip")
+        batch = await local.ended(made["id"])
+        assert batch["request_counts"] == {"total": 5, "completed": 2, "failed": 3}
+        assert await lines_found(local, batch["id"], "status=failed") == [1, 3, 4]
+        assert "surrogate (d800 to dfff)" in await view(local, batch["id"], "line=1")
+        assert r"\u0000\u2028" in await view(local, batch["id"], "line=2")
+        assert "surrogates not allowed" in await view(local, batch["id"], "line=3")
+        for name in ("first-rows", "errors"):
+            await view(local, batch["id"], name=name)
+        await view(local, batch["id"], "lines=1,2,3,4,5", "requests")
+        assert await lines_found(local, batch["id"], "text=%ED%A0%80") == []
+        path, fields = f"/dashboard/view/batches/{batch['id']}/export", {"status": "all"}
+        found = await local.client.get(path, params={"format": "csv", **fields})
+        rows = [*csv.reader(io.StringIO(found.text.partition("\n")[2], newline=""))]
+        assert [row[1] for row in rows[1:]] == ["", hostile.replace("\0", "\ufffd"), *ids[2:]]
 
 
 async def test_merged_rows_are_those_of_the_retry(tmp_path: Path) -> None:
