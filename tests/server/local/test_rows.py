@@ -196,7 +196,7 @@ class SurrogateEngine(ScriptedEngine):
 async def test_hostile_rows_do_no_harm(tmp_path: Path) -> None:
     """A row that is not text fails alone; texts of others are neither markup nor invisible."""
     hostile = f"{HOSTILE}\0\u2028"
-    ids = ["\ud800", hostile, "c", "d", "e" * 3000]
+    ids = ["\ud800", hostile, f"c{HOSTILE}", "d", "e" * 3000]
     replies = [reply("x"), reply(hostile), reply("SURROGATE"), {"reply": {"SURROGATE": 1}}]
     lines = map(json.loads, lines_of([*replies, reply(hostile)]).splitlines())
     data = "\n".join(
