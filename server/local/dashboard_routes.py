@@ -25,8 +25,8 @@ from tidemill.dashboard import pages, rows_page
 from tidemill.dashboard.assets import assets, type_of, version
 from tidemill.dashboard.batch_row import BatchRow
 from tidemill.dashboard.check_request import CheckRequest
+from tidemill.dashboard.checked_file import FileCheck, estimate
 from tidemill.dashboard.failures import Failure, read_row
-from tidemill.dashboard.file_check import FileCheck, estimate
 from tidemill.dashboard.headers import FOR_EVER, headers
 from tidemill.dashboard.render import render
 from tidemill.dashboard.retry_form import retry_values

@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidemill.batch.fleet import WorkerRate
-from tidemill.dashboard import file_check
-from tidemill.dashboard.file_check import CheckOptions, FileCheck, FileStart, check_file, estimate
+from tidemill.dashboard import recipe_check
+from tidemill.dashboard.checked_file import CheckOptions, FileCheck, FileStart, estimate
+from tidemill.dashboard.file_check import check_file
 from tidemill.dashboard.render import render
 
 HEAD_BYTES = 2**16
@@ -234,7 +235,7 @@ def test_hostile_names_are_text() -> None:
 
 def test_a_slow_prompt_is_rendered_for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page would wait for minutes otherwise; the errors of these rows are shown."""
-    monkeypatch.setattr(file_check, "_RENDER_SECONDS", 0)
+    monkeypatch.setattr(recipe_check, "RENDER_SECONDS", 0)
     prompt = "{% for one in range(9999) %}{% for two in range(9999) %}x{% endfor %}{% endfor %}"
     check = checked(CSV, "x.csv", recipe={"prompt": prompt})
     assert check.num_read == check.num_errors == 1
