@@ -25,6 +25,14 @@ TABLE_KINDS: Final[Mapping[TableFormat, str]] = {
 }
 
 
+class BytesMissing(Exception):
+    """Bytes of a file that another check needs."""
+
+    def __init__(self, begin: int, end: int) -> None:
+        super().__init__(f"bytes {begin} to {end}")
+        self.range = (begin, end)
+
+
 @dataclass(frozen=True, slots=True)
 class FileStart:
     """A file as a browser sends it: its name, its size and its first bytes, or all of them.
@@ -43,6 +51,14 @@ class FileStart:
     def is_whole(self) -> bool:
         """True if `head` is the whole file."""
         return len(self.head) >= self.num_bytes
+
+    def read(self, begin: int, end: int) -> bytes:
+        """Return bytes of the file; raises BytesMissing if the browser has not sent them."""
+        end = min(end, self.num_bytes)
+        for place, data in ((0, self.head), *self.parts.items()):
+            if place <= begin and end <= place + len(data):
+                return data[begin - place : end - place]
+        raise BytesMissing(begin, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +145,7 @@ def estimate(check: FileCheck, rate: WorkerRate, gpu_hour_price: float | None) -
 
 
 def times(tokens: ExpectedTokens, factor: float) -> ExpectedTokens:
-    """Return the tokens of so many times as many rows."""
+    """Return tokens multiplied by a factor."""
     return ExpectedTokens(round(tokens.input * factor), round(tokens.output * factor))
 
 

@@ -37,7 +37,7 @@ class ExportSource(Protocol):
     """Rows to export."""
 
     def find(self, query: RowQuery, limit: int, max_bytes: int) -> StoredRows:
-        """Return the first rows that match, of so many bytes; raises RowsUnavailable."""
+        """Return the first rows that match, about `max_bytes` of them; raises RowsUnavailable."""
 
 
 class _Request(NamedTuple):
@@ -89,16 +89,16 @@ def export_piece(source: ExportSource, fields: Mapping[str, str]) -> bytes:
         return _piece(b"", rows=0, after=found.next_after, columns=columns)
     rows = [*_fitting(shape, found.rows)]
     after = rows[-1][0] if len(rows) < len(found.rows) else found.next_after
-    told: dict[str, Any] = {"rows": len(rows), "after": after, "columns": shape.to_text()}
+    meta: dict[str, Any] = {"rows": len(rows), "after": after, "columns": shape.to_text()}
     if not request.is_parquet:
-        return _piece(_csv(shape, rows, has_header=request.shape is None), **told)
+        return _piece(_csv(shape, rows, has_header=request.shape is None), **meta)
     head = b"" if request.start else MAGIC
     group = write_group(shape.columns(), [*zip(*rows, strict=True)], request.start or len(head))
-    return _piece(head + group.data + group.about, **told, about=len(group.about))
+    return _piece(head + group.data + group.about, **meta, about=len(group.about))
 
 
-def _piece(data: bytes, **told: Any) -> bytes:
-    return to_json(told) + b"\n" + data
+def _piece(data: bytes, **meta: Any) -> bytes:
+    return to_json(meta) + b"\n" + data
 
 
 def _fitting(shape: ExportShape, rows: Sequence[tuple[int, bytes | None]]) -> Iterator[list[Any]]:

@@ -206,7 +206,7 @@ def test_pieces_of_any_size_make_the_same_file(form: str, monkeypatch: pytest.Mo
 
 
 def test_a_search_restricts_the_rows() -> None:
-    """Those of other lines and status are left out; without any there is no file."""
+    """Rows of other lines and status are left out; without any row there is no file."""
     source = Rows([row_of(chat("one")), FAILED, row_of(chat("another one"))])
     assert [row["line"] for row in as_parquet(source, text="ONE")] == [1, 3]
     assert [row["line"] for row in as_csv(source, status="failed")] == ["2"]

@@ -39,7 +39,7 @@ def test_calls_are_concurrent(cloud: Cloud, name: str) -> None:
 
 
 def test_shards_are_found_wherever_they_are() -> None:
-    """Of shards with few lines and others with many, the same follow a line as in a whole list."""
+    """Shards with few and with many lines follow a line as they do in a list of all shards."""
     cloud = Cloud(1, 0.0)
     sizes, first = [1] * 300 + [400] * 100 + [3] * 500, 1
     cloud.shards.clear()

@@ -114,7 +114,7 @@ def test_rows_come_in_pages(serve: Serve) -> None:
 
 
 def test_rows_are_downloaded_as_a_table(serve: Serve) -> None:
-    """Those of a search are a piece; a table has no download, because it is one."""
+    """The rows of a search are a piece of a file."""
     with serve(row("a", HOSTILE), failed("b", "BUSY"), "no json {") as client:
         found = client.get("export", params={"format": "csv", "status": "all"})
         about, _, text = found.content.partition(b"\n")
