@@ -56,6 +56,7 @@ async function join(path, type, signal, onRows) {
     if (group.size) groups.push(group);
     start += data.size;
     rows += piece.rows;
+    if (piece.after === after) await sleep(1); // the rows of a running batch are being indexed
     ({ after, columns = "" } = piece);
     onRows(rows);
   }
