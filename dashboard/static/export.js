@@ -33,7 +33,7 @@ async function run(button, format, { export: path, name }) {
   try {
     show(0);
     const { file, rows } = await join(`${path}&format=${format}`, TYPES[format], signal, show);
-    save(file, `${name.replace(/\.\w{1,8}(\.gz)?$/, "")}.answers.${format}`);
+    save(file, `${name.split("/").pop().replace(/\.\w{1,8}(\.gz)?$/, "")}.answers.${format}`);
     say(`${rows.toLocaleString()} rows are downloaded.`);
   } catch (problem) {
     if (!signal.aborted || !button.isConnected) notice(`The rows could not be downloaded: ${problem.message}`);

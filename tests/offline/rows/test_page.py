@@ -315,6 +315,10 @@ def test_a_person_reads_rows_in_a_browser(
         assert page.evaluate("document.body.scrollWidth <= innerWidth")
         page.get_by_role("link", name="Next page").click()
         expect(articles.last).to_contain_text("<img src=x onerror=alert(2)>")
+        with page.expect_download() as downloading:
+            page.get_by_role("button", name="Download as Parquet").press("Enter")
+        assert parquet.read_metadata(downloading.value.path()).num_rows == 7
+        assert downloading.value.suggested_filename == "rows.answers.parquet"
         page.get_by_label("Status", exact=True).focus()
         page.keyboard.type("failed")
         page.get_by_role("button", name="Show rows").click()
