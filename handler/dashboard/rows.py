@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -96,9 +97,12 @@ class _BatchRows:
 
     def search(self, query: RowQuery, limit: int) -> FoundRows:
         """Return the rows that match."""
-        found = self.find(query, limit)
-        named = [] if query.line is None else [query.line]
-        return views_of(found, self.requests(named), is_full=query.line is not None)
+        if query.line is None:
+            return views_of(self.find(query, limit), self.requests(()), is_full=False)
+        with ThreadPoolExecutor(1) as pool:  # neither waits for the other
+            reading = pool.submit(self.requests, (query.line,))
+            found = self.find(query, limit)
+        return views_of(found, reading.result(), is_full=True)
 
     def requests(self, lines: Sequence[int]) -> Requests:
         """Return the requests of lines as far as one reply may read them."""

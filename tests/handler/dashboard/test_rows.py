@@ -9,8 +9,10 @@ import io
 import json
 import re
 from collections.abc import Callable, Sequence
+from threading import Barrier
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page, expect
 from pyarrow import parquet
 
@@ -22,6 +24,7 @@ from tidemill.batch.file.lines import RawLine, parse_line
 from tidemill.batch.file.rows import print_reply
 from tidemill.batch.model import Batch
 from tidemill.batch.parts import FinishedRow, encode_part
+from tidemill.handler.dashboard import rows
 
 NewKey = Callable[[str], str]
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\u202e\x07"
@@ -86,6 +89,25 @@ def test_a_search_is_answered_with_rows(cloud: Cloud) -> None:
         assert "<script" not in page
         assert "<img" not in page
         assert "\u202e" not in page
+
+
+def test_a_row_and_its_request_are_read_at_the_same_time(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither waits for the calls of the other."""
+    batch = running(cloud)
+    both = Barrier(2)
+    for name in ("search_rows", "read_requests"):
+        read = getattr(rows, name)
+
+        def wait_and_read(*given: Any, read: Callable[..., Any] = read, **named: Any) -> Any:
+            both.wait(timeout=120)
+            return read(*given, **named)
+
+        monkeypatch.setattr(rows, name, wait_and_read)
+    one = shown(batch.id, "rows", "line=4")
+    assert "x" * 3000 in one
+    assert "prompt 4" in one
 
 
 def test_rows_are_searched_and_opened(page: Page, cloud: Cloud, new_key: NewKey) -> None:
