@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Base64Bytes, BaseModel, Field
 
-from .file_check import CheckOptions, FileCheck, FileStart, check_file
+from .checked_file import CheckOptions, FileCheck, FileStart
+from .file_check import check_file
 
 
 class FilePart(BaseModel):

@@ -11,6 +11,8 @@ from pydantic_core import from_json
 
 from tidemill.batch.file.error_kinds import ErrorCounter
 
+from .visible_text import visible
+
 _MAX_KINDS = 10
 _MAX_PLACES = 10
 _MAX_CHARS: Final = 600
@@ -97,5 +99,5 @@ def _fields(value: object, name: str) -> dict[str, Any]:
 
 
 def _text(value: object) -> str:
-    text = "" if value is None else str(value)
+    text = "" if value is None else visible(str(value))
     return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}…"

@@ -18,7 +18,7 @@ from .render import render
 from .tabs import TABS
 
 if TYPE_CHECKING:
-    from .file_check import Estimate, FileCheck  # which imports the parsers of files
+    from .checked_file import Estimate, FileCheck  # which imports the parsers of files
 
 PAGE_BATCHES: Final = 20
 _WINDOWS: Final = (

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from tidemill.batch.parts import RowKind
 
-from .row_view import RowFacts, facts_of
+from .row_facts import RowFacts, facts_of
 
 StatusFilter = Literal["", "ok", "failed", "truncated"]
 _KINDS: Final[Mapping[str, frozenset[RowKind]]] = {

@@ -10,29 +10,31 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from pydantic_core import from_json
-
-from tidemill.batch.file.answers import Answer, answer_of, named_answers, probabilities_of
+from tidemill.batch.file.answers import Answer, named_answers, probabilities_of
 from tidemill.batch.file.request_text import part_texts, request_text
-from tidemill.batch.file.rows import has_truncated_answer, row_error_message
 
-from .failures import error_of
 from .request_code import curl_of, python_of
+from .row_facts import (
+    RowFacts,
+    answer_in,
+    as_text,
+    confidences_in,
+    fields_in,
+    parse_json,
+    row_facts,
+    short_name,
+)
 from .visible_text import visible
-
-Status = Literal["ok", "failed", "truncated"]
 
 _MAX_NUMBERS: Final = 8
 _MAX_PARTS: Final = 50
-_MAX_NAME_CHARS: Final = 200
 _CHARS_OF_LIST: Final = 1_000
 # Of one row on its own page, whose response must stay below 6 MB.
 _CHARS_OF_ROW: Final = 400_000
 _MAX_AUDIO_CHARS: Final = 2_000_000
 _MAX_JSON_BYTES: Final = 2**18  # indented, nested lists would become a hundred times as long
-_MAX_DEPTH: Final = 200
 _MAX_COLUMNS: Final = 200
 _AUDIO: Final = "data:audio/"
 
@@ -64,23 +66,6 @@ class Part:
     fields: tuple[Field, ...] = ()
     shares: tuple[Share, ...] = ()
     num_more: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RowFacts:
-    """The values of a row by which rows are searched; `text` is the answer, or the error.
-
-    `confidence` is the lowest one of the answer.
-    """
-
-    custom_id: str | None
-    status: Status
-    text: str
-    status_code: int | None = None
-    error_code: str = ""
-    reasons: tuple[str, ...] = ()
-    num_tokens: int | None = None
-    confidence: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +105,7 @@ class _Room:
         """Return a part with as much of a text as there is room for."""
         shown = text[: min(self.each, self._left)]
         self._left -= len(shown)
-        return Part(_name(title), visible(shown), num_more=len(text) - len(shown))
+        return Part(short_name(title), visible(shown), num_more=len(text) - len(shown))
 
     def parts(self, title: str, text: str, confidence: object = None) -> Part:
         """Return a part with the fields of a JSON object, or else with the text."""
@@ -138,16 +123,10 @@ class _Room:
         for name, value in values.items():
             part = self.part(name, as_text(value))
             pointer = "/" + str(name).replace("~", "~0").replace("/", "~1")
-            sure = next(_confidences((confidence or {}).get(pointer)), None)
+            sure = next(confidences_in((confidence or {}).get(pointer)), None)
             shown.append(Field(part.title, part.text, sure))
             num_more += part.num_more
         return Part(title, fields=tuple(shown), num_more=num_more)
-
-
-def facts_of(data: bytes) -> RowFacts | None:
-    """Return the facts of a row; None for bytes that are not a row."""
-    row = _parsed(data)
-    return _facts(row) if isinstance(row, dict) else None
 
 
 def row_view(
@@ -163,7 +142,7 @@ def row_view(
     `data` is None for a row that is too large to be read.
     """
     room = _Room(is_full=is_full)
-    row = None if data is None else _parsed(data)
+    row = None if data is None else parse_json(data)
     if not isinstance(row, dict):
         text = "This row is too large for the page: it is in the batch's files."
         if data is not None:
@@ -171,9 +150,9 @@ def row_view(
         return RowView(
             line, None, "", ("not shown" if data is None else "not a row",), (room.part("", text),)
         )
-    facts = _facts(row)
+    facts = row_facts(row)
     answer = _error_parts(facts, room) if facts.status == "failed" else _answer_parts(row, room)
-    request_fields = None if request is None else _parsed(request)
+    request_fields = None if request is None else parse_json(request)
     body = request_fields.get("body") if isinstance(request_fields, dict) else None
     shown = None
     if isinstance(body, dict):
@@ -183,7 +162,7 @@ def row_view(
     return RowView(
         line,
         facts,
-        _name(facts.custom_id or ""),
+        short_name(facts.custom_id or ""),
         _words(facts),
         tuple(answer),
         None if shown is None else tuple(shown),
@@ -204,7 +183,7 @@ def columns_view(
     """
     room, words = _Room(is_full=bool(json)), _words(facts)
     if facts.status == "failed":  # a table has no status codes
-        parts, words = _error_parts(facts, room), tuple(map(_name, facts.reasons))
+        parts, words = _error_parts(facts, room), tuple(map(short_name, facts.reasons))
     else:
         rest = {name: text for name, text in answer.items() if name != "text"}
         parts = [room.parts("", answer["text"])] if answer.get("text") else []
@@ -212,7 +191,7 @@ def columns_view(
     return RowView(
         line,
         facts,
-        _name(facts.custom_id or ""),
+        short_name(facts.custom_id or ""),
         words,
         tuple(parts) or (Part(text="(empty answer)"),),
         tuple(_columns(request, room)),
@@ -229,49 +208,9 @@ def _columns(values: Mapping[str, Any], room: _Room) -> list[Part]:
 
 def _recording_in(body: object) -> str:
     """Return the recording of a request if it is in the request itself."""
-    url = _fields(body).get("file_url")
+    url = fields_in(body).get("file_url")
     is_inline = isinstance(url, str) and url.startswith(_AUDIO) and len(url) < _MAX_AUDIO_CHARS
     return str(url) if is_inline else ""
-
-
-def as_text(value: object) -> str:
-    """Return a text as it is, and any other value as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _facts(row: Mapping[str, Any]) -> RowFacts:
-    response = _fields(row.get("response"))
-    status_code = response.get("status_code")
-    custom_id = row.get("custom_id")
-    body = response.get("body")
-    message = row_error_message(row)
-    is_error = isinstance(status_code, int) and status_code >= 400
-    common: dict[str, Any] = {
-        "custom_id": None if custom_id is None else str(custom_id),
-        "status_code": status_code if isinstance(status_code, int) else None,
-    }
-    if message is not None or is_error or not isinstance(body, dict):
-        error = error_of(row)
-        code = error.get("code") or error.get("type") or ""
-        return RowFacts(
-            **common, status="failed", text=message or "", error_code=_name(as_text(code))
-        )
-    answer = _answer(body)
-    return RowFacts(
-        **common,
-        status="truncated" if has_truncated_answer(body) else "ok",
-        text="\n".join(answer.texts),
-        reasons=tuple(dict.fromkeys(map(_name, answer.finish_reasons))),
-        num_tokens=answer.num_tokens,
-        confidence=min(_confidences_of(body), default=None),
-    )
-
-
-def _answer(body: Mapping[str, Any]) -> Answer:
-    try:
-        return answer_of(body)
-    except (TypeError, ValueError, AttributeError, RecursionError):
-        return Answer((as_text(body),))
 
 
 def _words(facts: RowFacts) -> tuple[str, ...]:
@@ -285,7 +224,7 @@ def _words(facts: RowFacts) -> tuple[str, ...]:
         words.append(f"{facts.num_tokens:,} tokens")
     if facts.confidence is not None:
         words.append(f"confidence {facts.confidence:.2f}")
-    return tuple(map(_name, words))
+    return tuple(map(short_name, words))
 
 
 def _error_parts(facts: RowFacts, room: _Room) -> list[Part]:
@@ -301,7 +240,7 @@ def _answer_parts(row: Mapping[str, Any], room: _Room) -> list[Part]:
     elif decided := _decision_parts(body.get("answers"), room):
         parts = decided
     else:
-        answer = _answer(body)
+        answer = answer_in(body)
         parts = [room.parts("", text) for text in answer.texts] or _number_parts(answer, room)
     return _few(parts) or [Part(text="(empty answer)")]
 
@@ -323,8 +262,8 @@ def _choice_parts(choice: Mapping[str, Any], room: _Room, num_choices: int) -> I
         yield room.part("Refusal", as_text(message["refusal"]))
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
-        function = _fields(_fields(call).get("function"))
-        title = f"Call of {_name(as_text(function.get('name')))}"
+        function = fields_in(fields_in(call).get("function"))
+        title = f"Call of {short_name(as_text(function.get('name')))}"
         yield room.parts(title, as_text(function.get("arguments", "")))
 
 
@@ -337,8 +276,8 @@ def _decision_parts(answers: object, room: _Room) -> list[Part]:
                 parts.append(room.part(name, as_text(answer.get("choice", answer.get("type")))))
                 continue
             shares = sorted(probabilities_of(answer).items(), key=lambda item: -item[1])
-            shown = [Share(_name(as_text(label)), float(share)) for label, share in shares]
-            parts.append(Part(_name(name), shares=tuple(shown[:_MAX_PARTS])))
+            shown = [Share(short_name(as_text(label)), float(share)) for label, share in shares]
+            parts.append(Part(short_name(name), shares=tuple(shown[:_MAX_PARTS])))
     except (AttributeError, KeyError, TypeError, ValueError):
         return []
     return parts
@@ -402,26 +341,6 @@ def _few(parts: Sequence[Part]) -> list[Part]:
     return [*parts[:_MAX_PARTS], *more]
 
 
-def _confidences_of(body: Mapping[str, Any]) -> Iterator[float]:
-    choices = body.get("choices")
-    for choice in choices if isinstance(choices, list) else ():
-        yield from _confidences(_fields(choice).get("confidence"))
-    for _, answer in named_answers(body.get("answers")):
-        yield from _confidences(answer)
-
-
-def _confidences(value: object) -> Iterator[float]:
-    """Yield the confidences within a value, which a schema or the tool calls may nest."""
-    if isinstance(value, list):
-        for each in value:
-            yield from _confidences(each)
-    for name, each in value.items() if isinstance(value, dict) else ():
-        if name == "confidence" and isinstance(each, int | float):
-            yield each
-        elif name != "probabilities":
-            yield from _confidences(each)
-
-
 def _indented(data: bytes, row: object) -> str:
     if len(data) > _MAX_JSON_BYTES:
         return ""
@@ -429,38 +348,6 @@ def _indented(data: bytes, row: object) -> str:
     return visible(text) if len(text) <= _CHARS_OF_ROW else ""
 
 
-def _parsed(data: bytes) -> Any:
-    """Return JSON; None for other bytes, or for JSON that is nested too deeply."""
-    for parse in (from_json, json.loads):  # only the second reads unpaired surrogates
-        try:
-            found = parse(data)
-        except (ValueError, RecursionError):
-            continue
-        return found if parse is from_json or _is_shallow(found) else None
-    return None
-
-
-def _is_shallow(value: object) -> bool:
-    level = [value]
-    for _ in range(_MAX_DEPTH):
-        nested = [each for each in level if isinstance(each, list | dict)]
-        level = [
-            child
-            for each in nested
-            for child in (each.values() if isinstance(each, dict) else each)
-        ]
-    return not level
-
-
 def _object_in(text: str) -> dict[str, Any] | None:
-    found = _parsed(text.encode(errors="replace")) if text.lstrip().startswith("{") else None
+    found = parse_json(text.encode(errors="replace")) if text.lstrip().startswith("{") else None
     return found if isinstance(found, dict) else None
-
-
-def _fields(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _name(value: object) -> str:
-    text = str(value)
-    return visible(text if len(text) <= _MAX_NAME_CHARS else f"{text[:_MAX_NAME_CHARS]}…")

@@ -121,6 +121,7 @@ class RowsHeading:
     num_rows: int | None = None
     has_ended: bool = True
     batch_id: str = ""
+    can_export: bool = True
 
     @classmethod
     def of_batch(cls, row: BatchRow) -> RowsHeading:

@@ -176,15 +176,23 @@ def _decided(answers: object) -> list[tuple[str, list[float]]]:
         return []
 
 
-def _decided_line(name: object, answer: Mapping[str, Any]) -> tuple[str, list[float]]:
+def decision_of(answer: Mapping[str, Any]) -> tuple[str, Mapping[Any, float]]:
+    """Return the decided value and the probability of each; raises for a malformed answer."""
     kind = answer.get("type")
     if kind is None:  # of a table, which may not have probabilities
-        return f"{name}: {_as_text(answer['choice'])}", []
+        return _as_text(answer["choice"]), {}
     if kind == "refusal":
-        return f"{name}: refusal", []
+        return "refusal", {}
     shares = probabilities_of(answer)
     winner = max(shares, key=shares.__getitem__)
-    return f"{name}: {_as_text(winner)} ({shares[winner]:.3f})", [*map(float, shares.values())]
+    return _as_text(winner), shares
+
+
+def _decided_line(name: object, answer: Mapping[str, Any]) -> tuple[str, list[float]]:
+    text, shares = decision_of(answer)
+    if not shares:
+        return f"{name}: {text}", []
+    return f"{name}: {text} ({max(shares.values()):.3f})", [*map(float, shares.values())]
 
 
 def probabilities_of(answer: Mapping[str, Any]) -> Mapping[Any, float]:

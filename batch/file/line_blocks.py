@@ -10,6 +10,7 @@ import os
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
+from pathlib import Path
 from threading import Lock
 from typing import Final
 
@@ -24,6 +25,7 @@ class LineBlocks:
     def __init__(self, data: bytes = b"") -> None:
         self._newlines = array("Q", data or bytes(8))
         self._lock = Lock()
+        self._num_bytes = self._num_open = 0  # of bytes that were added
 
     def to_bytes(self) -> bytes:
         """Return the counts, for the machine that made them."""
@@ -34,6 +36,21 @@ class LineBlocks:
         while self._count_block(descriptor):
             pass
         return self._newlines[-1]
+
+    def add(self, start: int, data: bytes) -> None:
+        """Count the newlines of bytes from `start` on that follow those counted before.
+
+        A block counts once all of it was read; other bytes are ignored.
+        """
+        new = data[self._num_bytes - start :] if start <= self._num_bytes else b""
+        while new:
+            room = BLOCK_BYTES - self._num_bytes % BLOCK_BYTES
+            self._num_open += new.count(b"\n", 0, room)
+            self._num_bytes += len(new[:room])
+            if len(new) >= room:
+                self._newlines.append(self._newlines[-1] + self._num_open)
+                self._num_open = 0
+            new = new[room:]
 
     def lines(
         self, descriptor: int, first_number: int, *, max_line_bytes: int = MAX_LINE_BYTES
@@ -66,6 +83,21 @@ class LineBlocks:
             if data:
                 self._newlines.append(self._newlines[-1] + data.count(b"\n"))
             return bool(data)
+
+
+class CountedFile(io.FileIO):
+    """A file whose newlines are counted in `blocks` while it is read from its start."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.blocks = LineBlocks()
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Read the next bytes."""
+        start = self.tell()
+        size = super().readinto(buffer) or 0
+        self.blocks.add(start, bytes(buffer[:size]))
+        return size
 
 
 class PositionedStream(io.RawIOBase):

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from .errors import TableError
+from .flatbuffers import FlatTable
 
 MAX_BATCH_BYTES: Final = 2**30
 """Limit for a decompressed batch: the function that reads tables has 1,769 MiB of memory."""
@@ -57,7 +58,7 @@ def _unpacked_bytes(message: Any) -> int:
     """Return the decompressed bytes of a message's compressed buffers; 0 for other messages."""
     header, body = bytes(message.metadata), message.body
     try:
-        table = _Table(header, struct.unpack_from("<I", header)[0])
+        table = FlatTable.root(header)
         if message.type not in {"dictionary", "record batch"}:
             return 0
         batch = table.table(_HEADER)
@@ -66,44 +67,9 @@ def _unpacked_bytes(message: Any) -> int:
         if not batch.has(_COMPRESSION):
             return 0
         view = memoryview(body)
-        starts = (start for start, size in batch.buffers() if size >= _LENGTH_BYTES)
+        starts = (
+            start for start, size in batch.structs(_BUFFERS, _BUFFER) if size >= _LENGTH_BYTES
+        )
         return sum(max(0, int(struct.unpack_from("<q", view, start)[0])) for start in starts)
     except (struct.error, LookupError, TypeError, ValueError):
         return 0
-
-
-class _Table:
-    """A table of a FlatBuffer."""
-
-    def __init__(self, data: bytes, place: int) -> None:
-        self._data = data
-        self._place = place
-        fields = place - struct.unpack_from("<i", data, place)[0]
-        self._fields, self._size = fields, struct.unpack_from("<H", data, fields)[0]
-
-    def has(self, field: int) -> bool:
-        """Say whether a field is set."""
-        return self._offset(field) != 0
-
-    def table(self, field: int) -> _Table:
-        """Return the table in a field; raises LookupError if it is not set."""
-        return _Table(self._data, self._target(field))
-
-    def buffers(self) -> Iterator[tuple[int, int]]:
-        """Yield the start and the length of each buffer of a record batch."""
-        place = self._target(_BUFFERS)
-        [number] = struct.unpack_from("<I", self._data, place)
-        end = place + 4 + number * _BUFFER.size
-        yield from _BUFFER.iter_unpack(self._data[place + 4 : end])
-
-    def _offset(self, field: int) -> int:
-        place = 4 + 2 * field
-        if place >= self._size:
-            return 0
-        return int(struct.unpack_from("<H", self._data, self._fields + place)[0])
-
-    def _target(self, field: int) -> int:
-        if not (offset := self._offset(field)):
-            raise LookupError(field)
-        place = self._place + offset
-        return int(place + struct.unpack_from("<I", self._data, place)[0])

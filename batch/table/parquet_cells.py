@@ -1,7 +1,7 @@
 """First cells of a Parquet file's flat columns, read without Arrow, to show rendered prompts.
 
 Texts, numbers and booleans are read, from plain and dictionary pages without compression or with
-Snappy or gzip. Format: https://github.com/apache/parquet-format.
+Snappy, gzip or LZ4. Format: https://github.com/apache/parquet-format.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
+from .errors import NotReadHere
+from .lz4 import unpack_block
 from .parquet_sizes import Footer, ThriftReader
 
 MAX_COLUMN_BYTES: Final = 2**19
@@ -31,14 +33,9 @@ _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
 _PLAIN, _RUNS, _DICTIONARIES = 0, 3, {2, 8}
 _GZIP_WINDOW = 31
 _DAMAGE: Final = (LookupError, ValueError, TypeError, AttributeError)
-_CODECS: Final = {0: "", 1: "Snappy", 2: "gzip"}
-
-
-class NotReadHere(Exception):
-    """A column whose cells are read only after the upload; the message has its name and why."""
-
-    def __init__(self, column: str, reason: str) -> None:
-        super().__init__(f"column `{column}` cannot be read here, because {reason}")
+_LZ4: Final = 7
+_READ_CODECS: Final = frozenset({0, 1, 2, _LZ4})
+_CODECS: Final = {3: "LZO", 4: "Brotli", 5: "an older LZ4", 6: "zstd"}
 
 
 def first_bytes(footer: Footer, name: str) -> tuple[int, int]:
@@ -80,8 +77,8 @@ def _column(footer: Footer, name: str) -> tuple[Mapping[int, Any], Mapping[int, 
     is_number = kind in _NUMBERS and converted in _SIGNED and logical in {None, _INTEGER}
     if not (is_text or is_number or kind == _BOOLEAN) or element.get(3) == 2:
         raise NotReadHere(name, "its type is neither text nor a number")
-    if column.get(4) not in _CODECS:
-        raise NotReadHere(name, "its compression is neither Snappy nor gzip")
+    if (codec := column.get(4)) not in _READ_CODECS:
+        raise NotReadHere(name, f"its compression is {_CODECS.get(codec, 'unknown')}")
     return column, element
 
 
@@ -113,6 +110,10 @@ def _unpacked(data: bytes, codec: int, num_bytes: int) -> bytes:
         return data
     if codec == 1:
         return _unsnappy(data)
+    if codec == _LZ4:
+        found = bytearray()
+        unpack_block(data, found, num_bytes)
+        return bytes(found)
     if num_bytes <= 0:
         return b""
     return zlib.decompressobj(_GZIP_WINDOW).decompress(data, num_bytes)

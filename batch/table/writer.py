@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
-from typing import IO, Any, Final, Literal, Protocol
+from typing import IO, Any, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +12,7 @@ from pydantic_core import to_json
 
 from ..file.rows import escape_separators
 from .cells import output_cells
+from .csv_text import csv_text
 from .recipe import TableFormat
 from .stored_types import as_stored, stored_type
 
@@ -116,17 +115,7 @@ class CsvWriter:
         """Do nothing: all rows are written."""
 
     def _write(self, rows: Sequence[Sequence[Any]]) -> None:
-        text = self._text(rows, csv.QUOTE_MINIMAL)
-        if "\r" in text:
-            # Python before 3.13 leaves it unquoted, and readers would end the row there.
-            text = self._text(rows, csv.QUOTE_ALL)
-        self._file.write(text.encode())
-
-    def _text(self, rows: Sequence[Sequence[Any]], quoting: Literal[0, 1]) -> str:
-        text = io.StringIO()
-        writer = csv.writer(text, delimiter=self._delimiter, lineterminator="\n", quoting=quoting)
-        writer.writerows(rows)
-        return text.getvalue()
+        self._file.write(csv_text(rows, self._delimiter).encode())
 
 
 class JsonWriter:

@@ -1,6 +1,7 @@
 // Shows the current view and refreshes it. The address after `#` names the view, so that a reload,
 // the back button and bookmarks work.
 
+import { wireExport } from "./export.js";
 import { drawPlot } from "./plot.js";
 import "./retry.js";
 import { placeRequests, wireRows } from "./rows.js";
@@ -202,6 +203,7 @@ function wireClicks() {
 if (document.body.dataset.auth !== "iam") {
   wireClicks();
   wireRows();
+  wireExport();
   document.body.addEventListener("submit", search);
   addEventListener("hashchange", () => session.isSignedIn() && open());
   document.addEventListener("visibilitychange", () => document.hidden || refresh());

@@ -6,6 +6,7 @@ import { find } from "./words.js";
 const HEAD_BYTES = 65536;
 const FOOTER_END_BYTES = 8; // its length, and "PAR1"
 const MAX_TAIL_BYTES = 1048576;
+const MAX_ROUNDS = 8;
 
 /** Show the check of a file while it `isCurrent`; resolves with whether it is shown. */
 export async function check(file, fields, isCurrent) {
@@ -13,18 +14,18 @@ export async function check(file, fields, isCurrent) {
   const body = {
     name: file.name.slice(0, 1024).toWellFormed(), bytes: file.size,
     head: await base64Of(head), tail: await base64Of(await footerOf(file)), recipe: recipeOf(fields),
-    on_invalid_line: fields.invalid, strict_parameters: fields.unknown === "refuse",
+    parts: [], on_invalid_line: fields.invalid, strict_parameters: fields.unknown === "refuse",
   };
-  const show = async () => isCurrent() && load("/dashboard/view/check", "#check", { body });
-  const isShown = await show();
-  const { ranges } = (isShown && find("#checked").dataset) || {};
-  if (!ranges) return isShown;
-  // Bytes with which the first rows of a Parquet table can be read.
-  body.parts = await Promise.all(ranges.split(",").map(async (range) => {
-    const [start, end] = range.split("-").map(Number);
-    return { start, data: await base64Of(file.slice(start, end)) };
-  }));
-  return show();
+  for (let left = MAX_ROUNDS; isCurrent() && (await load("/dashboard/view/check", "#check", { body })); left -= 1) {
+    const { ranges } = find("#checked").dataset;
+    if (!ranges || !left) return true;
+    // More bytes with which the first rows of a Parquet or Arrow table can be read.
+    body.parts.push(...(await Promise.all(ranges.split(",").map(async (range) => {
+      const [start, end] = range.split("-").map(Number);
+      return { start, data: await base64Of(file.slice(start, end)) };
+    }))));
+  }
+  return false;
 }
 
 /** Return the recipe of a table as the form describes it; null without a prompt and questions. */

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from tidemill.batch.fleet import WorkerRate
 from tidemill.dashboard import pages
 from tidemill.dashboard.check_request import CheckRequest
-from tidemill.dashboard.file_check import estimate
+from tidemill.dashboard.checked_file import estimate
 
 from ..api.envelope.bodies import read_json
 from ..api.envelope.caller import aws

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import urlsplit
 
 from aws_lambda_powertools.event_handler import Response
@@ -41,8 +42,8 @@ def html(text: str) -> Response[str]:
     return serve_text(text, "text/html; charset=utf-8")
 
 
-def serve_text(body: str, content_type: str, *, cache: str = "no-store") -> Response[str]:
-    """Return a text with the headers that isolate the page."""
+def serve_text(body: str | bytes, content_type: str, *, cache: str = "no-store") -> Response[Any]:
+    """Return a text, or bytes, with the headers that isolate the page."""
     origin = _origin_of(deployment().bucket.name)
     return Response(
         int(HTTPStatus.OK), content_type, body, headers=headers(cache=cache, upload_origin=origin)

@@ -107,6 +107,17 @@ def show_requests(batch_id: str, lines: Annotated[str, Query()] = "") -> Respons
     return requests(batch_id, lines)
 
 
+@router.get("/dashboard/view/batches/<batch_id>/export", include_in_schema=False)
+def show_export(batch_id: str):  # type: ignore[no-untyped-def]  # noqa: ANN201 - see below
+    """Return a piece of a CSV or Parquet file of the rows that match a search.
+
+    Powertools would read the bytes of an annotated response as text.
+    """
+    from .rows import export
+
+    return export(batch_id, router.current_event.query_string_parameters)
+
+
 @router.get("/dashboard/view/batches/<batch_id>/retry", compress=True, include_in_schema=False)
 def show_retry(batch_id: str) -> Response[Any]:
     """Return the counts and the dialog of a retry; empty if nothing can be retried."""

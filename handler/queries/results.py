@@ -148,22 +148,43 @@ def shards_behind(
 
     Lines between shards are blank and count to the one before; the end of the last is unknown.
     """
+    if not batch.num_shards:
+        return
     table, before = deployment.table, None
-    first = _find_first(aws, deployment, batch, after_line) if batch.num_shards else None
-    while first is not None:
-        shards, first = aws.run(table.list_shards_page(batch.id, first, _NUM_READ_AT_ONCE))
+    shards, following = _first_page(aws, deployment, batch, after_line)
+    while True:
         for shard in shards:
             if before is not None and shard.first_line - 1 > after_line:
                 yield before, shard.first_line - 1
             before = shard
+        if following is None:
+            break
+        listing = table.list_shards_page(batch.id, following, _NUM_READ_AT_ONCE)
+        shards, following = aws.run(listing)
     if before is not None:
         yield before, None
 
 
+def _first_page(
+    aws: Aws, deployment: Deployment, batch: Batch, after_line: int
+) -> tuple[list[Shard], int | None]:
+    """Return a page of shards, the first of which begins before the next line.
+
+    It is first looked for where it is if all shards have as many lines.
+    """
+    table, line = deployment.table, after_line + 1
+    share = min(1.0, after_line / max(1, batch.num_rows))
+    guess = max(0, round(share * batch.num_shards) - _NUM_READ_AT_ONCE // 2)
+    shards, following = aws.run(table.list_shards_page(batch.id, guess, _NUM_READ_AT_ONCE))
+    is_before = bool(shards) and shards[0].first_line <= line
+    if guess and not (is_before and (following is None or line < shards[-1].first_line)):
+        number = _find_first(aws, deployment, batch, after_line)
+        return aws.run(table.list_shards_page(batch.id, number, _NUM_READ_AT_ONCE))
+    return shards, following
+
+
 def _find_first(aws: Aws, deployment: Deployment, batch: Batch, after_line: int) -> int:
     """Return the number of a shard that begins before the next line, by at most a few shards."""
-    if after_line <= 0:
-        return 0
     low, high = 0, batch.num_shards - 1
     while high - low >= _NUM_READ_AT_ONCE:
         step = (high - low) / (_NUM_PROBES + 1)

@@ -39,12 +39,15 @@ def search_rows(
     query: RowQuery,
     *,
     limit: int,
+    max_bytes: int = SEARCHED_BYTES,
 ) -> StoredRows:
     """Return the rows that match a query, in line order, at most `limit`.
 
+    No more than `max_bytes` of rows are read.
+
     Raises WorkGone if the rows have been deleted.
     """
-    finder, search = RowFinder(aws, deployment, batch, cache), _Search(query, limit)
+    finder, search = RowFinder(aws, deployment, batch, cache), _Search(query, limit, max_bytes)
     shards = islice(shards_behind(aws, deployment, batch, query.begin - 1), _MAX_SHARDS)
     through, num_shards = query.begin - 1, 0
     for group in _groups(finder, shards, query, limit):
@@ -124,6 +127,7 @@ class _Search:
 
     query: RowQuery
     limit: int
+    max_bytes: int
     rows: list[tuple[int, bytes | None]] = field(default_factory=list)
     _num_bytes: int = 0
 
@@ -135,7 +139,7 @@ class _Search:
     @property
     def has_read_enough(self) -> bool:
         """Say whether a call may read no more."""
-        return self._num_bytes >= SEARCHED_BYTES
+        return self._num_bytes >= self.max_bytes
 
     def chunks(self, wanted: Sequence[tuple[str, Place]]) -> Iterator[list[tuple[str, Place]]]:
         """Yield the rows that may match, as many as are read at once."""
@@ -148,7 +152,7 @@ class _Search:
             # Without other conditions each of them matches.
             is_page = not self.query.reads_rows and len(chunk) + len(self.rows) > self.limit
             most = _NEXT_CHUNK if self._num_bytes else _FIRST_CHUNK
-            most = min(most, SEARCHED_BYTES - self._num_bytes)
+            most = min(most, self.max_bytes - self._num_bytes)
             if is_page or num_bytes >= most or len(chunk) * _ROW_BYTES >= most:
                 self._num_bytes += num_bytes
                 yield chunk

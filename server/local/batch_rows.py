@@ -9,10 +9,12 @@ from tidemill.batch.results_object import rows_deleted_message
 from tidemill.dashboard.row_query import RowQuery
 from tidemill.dashboard.rows_page import (
     NO_INPUT,
+    SEARCHED_BYTES,
     TOO_LONG,
     FoundRows,
     Requests,
     RowsUnavailable,
+    StoredRows,
     views_of,
 )
 
@@ -28,12 +30,16 @@ class BatchRows:
     store: Store
     stored: StoredBatch
 
-    def search(self, query: RowQuery, limit: int) -> FoundRows:
-        """Return the rows that match."""
+    def find(self, query: RowQuery, limit: int, max_bytes: int = SEARCHED_BYTES) -> StoredRows:
+        """Return the rows that match, as they are stored."""
         try:
-            found = self.store.results.search(self.stored.batch, query, limit)
+            return self.store.results.search(self.stored.batch, query, limit, max_bytes)
         except RowsGone as exc:
             raise RowsUnavailable(rows_deleted_message(self.stored.batch)) from exc
+
+    def search(self, query: RowQuery, limit: int) -> FoundRows:
+        """Return the rows that match."""
+        found = self.find(query, limit)
         named = [] if query.line is None else [query.line]
         return views_of(found, self.requests(named), is_full=query.line is not None)
 

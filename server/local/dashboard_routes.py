@@ -20,16 +20,19 @@ from starlette.routing import Route
 
 from tidemill.batch.batch_object import BatchObject
 from tidemill.batch.fleet import WorkerRate
+from tidemill.batch.results_object import GONE_CODE
 from tidemill.dashboard import pages, rows_page
 from tidemill.dashboard.assets import assets, type_of, version
 from tidemill.dashboard.batch_row import BatchRow
 from tidemill.dashboard.check_request import CheckRequest
+from tidemill.dashboard.checked_file import FileCheck, estimate
 from tidemill.dashboard.failures import Failure, read_row
-from tidemill.dashboard.file_check import FileCheck, estimate
 from tidemill.dashboard.headers import FOR_EVER, headers
 from tidemill.dashboard.render import render
 from tidemill.dashboard.retry_form import retry_values
-from tidemill.dashboard.rows_page import RowCounts, RowLinks, RowsHeading
+from tidemill.dashboard.row_export import PIECE_TYPE, export_piece
+from tidemill.dashboard.row_query import BadQuery
+from tidemill.dashboard.rows_page import RowCounts, RowLinks, RowsHeading, RowsUnavailable
 from tidemill.dashboard.tabs import TABS
 from tidemill.protocol.errors import RequestError
 
@@ -88,6 +91,7 @@ class DashboardRoutes:
             Route(f"{view}/batches/{{batch_id}}/rows", self.show_rows),
             Route(f"{view}/batches/{{batch_id}}/first-rows", self.show_first_rows),
             Route(f"{view}/batches/{{batch_id}}/requests", self.show_requests),
+            Route(f"{view}/batches/{{batch_id}}/export", self.show_export),
             Route(f"{view}/batches/{{batch_id}}/retry", self.show_retry),
             Route(f"{view}/new", self.show_form),
             Route(f"{view}/check", self.show_check, methods=["POST"]),
@@ -175,6 +179,18 @@ class DashboardRoutes:
         stored = await self._batches.stored(request.path_params["batch_id"])
         lines = request.query_params.get("lines", "")
         return await _html(lambda: rows_page.requests(*self._source(stored), lines))
+
+    async def show_export(self, request: Request) -> Response:
+        """Return a piece of a CSV or Parquet file of the rows that match a search."""
+        stored = await self._batches.stored(request.path_params["batch_id"])
+        source = BatchRows(self._store, stored)
+        try:
+            piece = await asyncio.to_thread(export_piece, source, request.query_params)
+        except BadQuery as exc:
+            raise RequestError(str(exc)) from exc
+        except RowsUnavailable as exc:
+            raise RequestError(str(exc), code=GONE_CODE, status_code=410) from exc
+        return Response(piece, headers=headers(), media_type=PIECE_TYPE)
 
     async def show_retry(self, request: Request) -> Response:
         """Return the dialog of a retry; empty if nothing can be retried."""

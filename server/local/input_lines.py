@@ -33,6 +33,12 @@ class InputLines:
         self._database = database
         self._folder = folder
 
+    def put(self, batch_id: str, blocks: LineBlocks) -> None:
+        """Store the index of a batch's input."""
+        query = "INSERT OR REPLACE INTO line_blocks SELECT place, ? FROM batches WHERE id = ?"
+        with self._database.writing() as connection:
+            connection.execute(query, (blocks.to_bytes(), batch_id))
+
     def read(self, stored: StoredBatch, lines: Sequence[int]) -> dict[int, bytes]:
         """Return lines as far as they are within the limit; raises FileNotFoundError."""
         found: dict[int, bytes] = {}
@@ -66,15 +72,13 @@ class InputLines:
             first = place + 1
 
     def _blocks_of(self, stored: StoredBatch, file: BinaryIO) -> LineBlocks:
-        """Return the index of a file, which is made at its first use."""
+        """Return the index of a file; for a batch of an earlier version it is made here."""
         query = "SELECT newlines FROM line_blocks WHERE batch = ?"
         for (data,) in self._database.read(query, stored.place):
             return LineBlocks(data)
         blocks = LineBlocks()
         blocks.count_all(file.fileno())
-        with self._database.writing() as connection:
-            query = "INSERT OR REPLACE INTO line_blocks VALUES (?, ?)"
-            connection.execute(query, (stored.place, blocks.to_bytes()))
+        self.put(stored.batch.id, blocks)
         return blocks
 
     def _path_of(self, stored: StoredBatch) -> Path:

@@ -13,7 +13,7 @@ from tidemill.batch.pagination import MAX_BYTES
 from tidemill.batch.parts import RowKind
 from tidemill.batch.result_kinds import ERRORS, OUTPUT
 from tidemill.dashboard.row_query import RowQuery
-from tidemill.dashboard.rows_page import SearchedRow, StoredRows, select_rows
+from tidemill.dashboard.rows_page import SEARCHED_BYTES, SearchedRow, StoredRows, select_rows
 
 from .batches import OPEN, BatchTable, StoredBatch
 from .database import Database
@@ -86,15 +86,17 @@ class Results:
 
         return _with_files(read)
 
-    def search(self, batch: Batch, query: RowQuery, limit: int) -> StoredRows:
-        """Return the first rows that match, or those of the first 16 MiB that may match.
+    def search(
+        self, batch: Batch, query: RowQuery, limit: int, max_bytes: int = SEARCHED_BYTES
+    ) -> StoredRows:
+        """Return the first rows that match, or those of the first bytes that may match.
 
         A row above 4 MB is read only by its line number, and none above 64 MiB.
         """
 
         def search() -> StoredRows:
             with closing(self._rows(batch.id, query, limit)) as rows:
-                return select_rows(rows, query, limit)
+                return select_rows(rows, query, limit, max_bytes=max_bytes)
 
         return _with_files(search)
 

@@ -286,7 +286,7 @@ class Runner:
 
         async with self._check_slot:
             try:
-                verdict, findings = await asyncio.to_thread(
+                checked = await asyncio.to_thread(
                     check_file,
                     self._store.input_path(batch.id),
                     self._models,
@@ -295,10 +295,13 @@ class Runner:
                 )
             except _Interrupted:
                 return
+        verdict, findings = checked.verdict, checked.findings
         if verdict.num_errors:
             errors = {"errors": verdict.errors, "num_errors": verdict.num_errors}
             await asyncio.to_thread(self._end, batch, Status.FAILED, errors)
             return
+        if checked.blocks is not None:
+            await asyncio.to_thread(self._store.input_lines.put, batch.id, checked.blocks)
         await self._move(
             batch,
             Status.IN_PROGRESS,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from io import BufferedReader
 from pathlib import Path
+from typing import NamedTuple
 
 from tidemill.batch.batch_object import MAX_LISTED_ERRORS
 from tidemill.batch.file.duplicate_ids import DuplicateFinder
 from tidemill.batch.file.formats import HEAD_BYTES, detect_format, open_lines
+from tidemill.batch.file.line_blocks import BLOCK_BYTES, CountedFile, LineBlocks
 from tidemill.batch.file.lines import FormatError, read_lines
 from tidemill.batch.model import Options
 from tidemill.batch.validation import NOT_JSON, Findings, LineChecker, Verdict, judge, refuse
@@ -21,18 +24,30 @@ _MORE_NAMES = (
 _LINES_PER_CHECKPOINT = 32
 
 
+class CheckedFile(NamedTuple):
+    """Result of a check; `blocks` is the index of the lines of a plain file."""
+
+    verdict: Verdict
+    findings: Findings
+    blocks: LineBlocks | None = None
+
+
 def check_file(
     path: Path,
     models: Mapping[str, str],
     options: Options,
     checkpoint: Callable[[], None],
-) -> tuple[Verdict, Findings]:
-    """Return the verdict on a file and its findings.
+) -> CheckedFile:
+    """Return the verdict on a file, its findings, and the index of its lines if it is plain.
 
     `checkpoint` is called every few lines; its exceptions pass through.
     """
     findings = Findings()
-    with path.open("rb") as file, DuplicateFinder(path.parent) as finder:
+    with (
+        CountedFile(path) as counted,
+        BufferedReader(counted, BLOCK_BYTES) as file,
+        DuplicateFinder(path.parent) as finder,
+    ):
         try:
             form = detect_format(file.read(HEAD_BYTES))
             checker = LineChecker(
@@ -48,7 +63,7 @@ def check_file(
                     time.sleep(0)  # yields the GIL to other threads
                     checkpoint()
         except FormatError as exc:
-            return refuse(NOT_JSON, exc.message), findings
+            return CheckedFile(refuse(NOT_JSON, exc.message), findings)
         duplicates = finder.find(MAX_LISTED_ERRORS, checkpoint)
     verdict = judge(
         findings,
@@ -58,4 +73,4 @@ def check_file(
         strict_parameters=options.strict_parameters,
         unit=form.unit,
     )
-    return verdict, findings
+    return CheckedFile(verdict, findings, counted.blocks if form.is_plain else None)

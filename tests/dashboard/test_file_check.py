@@ -10,10 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import ipc
 
 from tidemill.batch.fleet import WorkerRate
-from tidemill.dashboard import file_check
-from tidemill.dashboard.file_check import CheckOptions, FileCheck, FileStart, check_file, estimate
+from tidemill.dashboard import recipe_check
+from tidemill.dashboard.checked_file import CheckOptions, FileCheck, FileStart, estimate
+from tidemill.dashboard.file_check import check_file
 from tidemill.dashboard.render import render
 
 HEAD_BYTES = 2**16
@@ -191,9 +193,11 @@ def test_the_first_rows_of_a_parquet_table() -> None:
     assert check.expected is not None
     assert check.expected.output == 50_000
     assert "is not a column" in checked(sink.getvalue(), recipe={"prompt": "{{ x }}"}).errors[0]
+    assert check.requests[2][0][1].endswith("text 2")  # all of it is in the first bytes
+    data = sink.getvalue()
+    check = check_file(FileStart("x", len(data), data[:9], data), CheckOptions({"m": "m"}, recipe))
     assert not check.requests
     assert 'data-ranges="' in page_of(check)
-    data = sink.getvalue()
     parts = {at: data[at:end] for at, end in check.ranges}
     start, models = FileStart("x", len(data), data[:9], data, parts), {"m": "m"}
     check = check_file(start, CheckOptions(models, recipe))
@@ -206,6 +210,36 @@ def test_the_first_rows_of_a_parquet_table() -> None:
     assert "column `struct` cannot be read here, because it has nested values" in note
     wrong = check_file(start, CheckOptions(models, recipe | {"id": "text", "prompt": "{{ 1/0 }}"}))
     assert wrong.errors[0].startswith("Row 1: the prompt cannot be rendered")
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_the_first_rows_of_an_arrow_table(compression: str | None) -> None:
+    """The schema has the columns; the browser sends the bytes that each answer requests."""
+    table = pa.table({"id": range(50_000), "text": [f"text {each}" for each in range(50_000)]})
+    sink = io.BytesIO()
+    options = ipc.IpcWriteOptions(compression=compression)
+    with ipc.new_file(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    data, recipe = sink.getvalue(), {**PROMPT, "params": {"model": "m"}}
+    parts: dict[int, bytes] = {}
+    assert [each.name for each in checked(data).columns] == ["id", "text"]
+    for head_bytes in (65_536, 9):
+        for _ in range(8):
+            start = FileStart("x", len(data), data[:head_bytes], parts=parts)
+            check = check_file(start, CheckOptions({"m": "m"}, recipe))
+            if not check.ranges:
+                break
+            parts |= {at: data[at:end] for at, end in check.ranges}
+        assert check.can_start
+        assert sum(map(len, parts.values())) < 10_000
+        if compression == "zstd":
+            assert "cannot be read here, because its compression is zstd" in check.notes[0]
+            continue
+        assert [request[0][1].split(": ")[1] for request in check.requests] == [
+            f"text {each}" for each in range(3)
+        ]
+    assert "is not a column" in checked(data, recipe={"prompt": "{{ x }}"}).errors[0]
+    assert checked(data[:40]).errors == ("The Arrow table is damaged: its schema cannot be read.",)
 
 
 def test_the_estimate_uses_the_measured_rate_and_the_price() -> None:
@@ -234,7 +268,7 @@ def test_hostile_names_are_text() -> None:
 
 def test_a_slow_prompt_is_rendered_for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page would wait for minutes otherwise; the errors of these rows are shown."""
-    monkeypatch.setattr(file_check, "_RENDER_SECONDS", 0)
+    monkeypatch.setattr(recipe_check, "RENDER_SECONDS", 0)
     prompt = "{% for one in range(9999) %}{% for two in range(9999) %}x{% endfor %}{% endfor %}"
     check = checked(CSV, "x.csv", recipe={"prompt": prompt})
     assert check.num_read == check.num_errors == 1

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tidemill.dashboard.render import render
+from tidemill.dashboard.row_facts import facts_of
 from tidemill.dashboard.row_query import BadQuery, RowQuery
-from tidemill.dashboard.row_view import Field, Part, Share, facts_of, row_view
+from tidemill.dashboard.row_view import Field, Part, Share, row_view
 from tidemill.dashboard.rows_page import RowLinks
 
 

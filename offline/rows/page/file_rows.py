@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from tidemill.dashboard.row_facts import facts_of
 from tidemill.dashboard.row_query import RowQuery
-from tidemill.dashboard.row_view import facts_of
 from tidemill.dashboard.rows_page import (
     FoundRows,
     Requests,
     SearchedRow,
+    StoredRows,
     select_rows,
     views_of,
 )
@@ -37,13 +38,17 @@ class FileRows:
         """Return the number of lines."""
         return self._lines.count()
 
-    def search(self, query: RowQuery, limit: int) -> FoundRows:
-        """Return the rows that match."""
+    def find(self, query: RowQuery, limit: int, max_bytes: int) -> StoredRows:
+        """Return the rows that match, as they are stored."""
         rows = (
             SearchedRow(raw.number, None if raw.overlong else raw.data)
             for raw in self._lines.lines(max(1, query.begin))
         )
-        found = select_rows(rows, query, limit, max_bytes=SEARCHED_BYTES)
+        return select_rows(rows, query, limit, max_bytes=max_bytes)
+
+    def search(self, query: RowQuery, limit: int) -> FoundRows:
+        """Return the rows that match."""
+        found = self.find(query, limit, SEARCHED_BYTES)
         is_full = query.line is not None
         return views_of(found, self._requests_of(found.rows if is_full else []), is_full=is_full)
 

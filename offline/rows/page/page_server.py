@@ -15,10 +15,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 from urllib.parse import parse_qsl
 
+from pydantic_core import to_json
+
 from tidemill.dashboard import pages, rows_page
 from tidemill.dashboard.assets import assets, type_of, url_of
 from tidemill.dashboard.headers import headers
-from tidemill.dashboard.row_query import RowQuery
+from tidemill.dashboard.row_export import PIECE_TYPE, export_piece
+from tidemill.dashboard.row_query import BadQuery, RowQuery
 from tidemill.dashboard.rows_page import (
     FoundRows,
     Requests,
@@ -26,15 +29,18 @@ from tidemill.dashboard.rows_page import (
     RowLinks,
     RowsHeading,
     RowsUnavailable,
+    StoredRows,
 )
 from tidemill.dashboard.visible_text import visible
 
 from ...console.errors import CliError
+from .file_rows import FileRows
 from .open_pages import OpenPage
 
 _HOST: Final = "127.0.0.1"
 _NAMES: Final = frozenset({_HOST, "localhost"})
 _HTML: Final = "text/html; charset=utf-8"
+_JSON: Final = "application/json"
 _IDLE_SECONDS: Final = 30
 
 
@@ -61,10 +67,15 @@ class _Views:
         self._source = _Source(page)
         self._page_rows = page_rows
         self._links = RowLinks("#/", f"/{token}")
-        self._heading = RowsHeading(visible(page.name), RowCounts(), page.rows.num_rows)
+        self._heading = RowsHeading(
+            visible(page.name),
+            RowCounts(),
+            page.rows.num_rows,
+            can_export=isinstance(page.rows, FileRows),  # a table is already one
+        )
 
-    def render(self, name: str, fields: dict[str, str]) -> str | None:
-        """Return a view by its name; None for an unknown one."""
+    def render(self, name: str, fields: dict[str, str]) -> str | bytes | None:
+        """Return a view by its name, or bytes of a download; None for an unknown one."""
         source, links = self._source, self._links
         match name:
             case "":
@@ -73,6 +84,8 @@ class _Views:
                 return rows_page.rows(source, links, self._heading, fields, self._page_rows)
             case "requests":
                 return rows_page.requests(source, links, fields.get("lines", ""), self._page_rows)
+            case "export" if self._heading.can_export:
+                return export_piece(source, fields)
         return None
 
 
@@ -81,6 +94,12 @@ class _Source:
 
     def __init__(self, page: OpenPage) -> None:
         self._rows = page.rows
+
+    def find(self, query: RowQuery, limit: int, max_bytes: int) -> StoredRows:
+        """Return the rows that match, as they are stored."""
+        assert isinstance(self._rows, FileRows)
+        with _errors_on_page():
+            return self._rows.find(query, limit, max_bytes)
 
     def search(self, query: RowQuery, limit: int) -> FoundRows:
         """Return the rows that match."""
@@ -130,18 +149,24 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
 
     def _send_view(self, name: str, fields: dict[str, str]) -> None:
-        text = self._views.render(name, fields)
-        if text is None:
+        try:
+            found = self._views.render(name, fields)
+        except (BadQuery, RowsUnavailable) as exc:  # of a download
+            body = to_json({"error": {"message": str(exc)}})
+            self._send(body, _JSON, HTTPStatus.BAD_REQUEST)
+            return
+        if found is None:
             self.send_error(HTTPStatus.NOT_FOUND)
         else:
-            self._send(text, _HTML)
+            self._send(found, _HTML if isinstance(found, str) else PIECE_TYPE)
 
-    def _send(self, text: str, kind: str) -> None:
+    def _send(self, found: str | bytes, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
+        data = found.encode(errors="replace") if isinstance(found, str) else found
         try:
-            self.send_response(HTTPStatus.OK)
+            self.send_response(status)
             self.send_header("Content-Type", kind)
             self.end_headers()
-            self.wfile.write(text.encode(errors="replace"))
+            self.wfile.write(data)
         except ConnectionError:
             pass  # the browser was closed, or requested other rows
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from tidemill.dashboard.row_facts import RowFacts
 from tidemill.dashboard.row_query import RowQuery
-from tidemill.dashboard.row_view import RowFacts, RowView, columns_view
+from tidemill.dashboard.row_view import RowView, columns_view
 from tidemill.dashboard.rows_page import FoundRows, Requests
 
 from .table_rows import TableRow, TableRows, cell_text

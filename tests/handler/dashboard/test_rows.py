@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import base64
+import csv
 import gzip
+import io
+import json
 import re
 from collections.abc import Callable, Sequence
+from threading import Barrier
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page, expect
+from pyarrow import parquet
 
 from tests.emulators import MODEL
 from tests.handler.api.rig import answer_to, request_of
@@ -18,6 +24,7 @@ from tidemill.batch.file.lines import RawLine, parse_line
 from tidemill.batch.file.rows import print_reply
 from tidemill.batch.model import Batch
 from tidemill.batch.parts import FinishedRow, encode_part
+from tidemill.handler.dashboard import rows
 
 NewKey = Callable[[str], str]
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\u202e\x07"
@@ -84,6 +91,25 @@ def test_a_search_is_answered_with_rows(cloud: Cloud) -> None:
         assert "\u202e" not in page
 
 
+def test_a_row_and_its_request_are_read_at_the_same_time(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither waits for the calls of the other."""
+    batch = running(cloud)
+    both = Barrier(2)
+    for name in ("search_rows", "read_requests"):
+        read = getattr(rows, name)
+
+        def wait_and_read(*given: Any, read: Callable[..., Any] = read, **named: Any) -> Any:
+            both.wait(timeout=120)
+            return read(*given, **named)
+
+        monkeypatch.setattr(rows, name, wait_and_read)
+    one = shown(batch.id, "rows", "line=4")
+    assert "x" * 3000 in one
+    assert "prompt 4" in one
+
+
 def test_rows_are_searched_and_opened(page: Page, cloud: Cloud, new_key: NewKey) -> None:
     """The first rows are on the batch's page; each has its request and a link."""
     batch = running(cloud)
@@ -112,3 +138,43 @@ def test_rows_are_searched_and_opened(page: Page, cloud: Cloud, new_key: NewKey)
     page.get_by_role("link", name="Line before").click()
     expect(page.locator(".answer .text")).to_contain_text("No.")
     assert page.locator("#content script, #content img").count() == 0
+
+
+def test_rows_are_downloaded_as_a_table(page: Page, cloud: Cloud, new_key: NewKey) -> None:
+    """The browser joins the rows that match to a file; a refusal is a message."""
+    batch = running(cloud)
+    sign_in(page, new_key("default"), f"#/batches/{batch.id}/rows?status=all")
+    for form in ("CSV", "Parquet"):
+        with page.expect_download() as downloading:
+            page.get_by_role("button", name=f"Download as {form}").click()
+        download = downloading.value
+        assert download.suggested_filename.endswith(f".answers.{form.lower()}")
+        expect(page.get_by_role("status")).to_have_text("4 rows are downloaded.")
+        if form == "CSV":
+            text = download.path().read_text(encoding="utf-8-sig")
+            rows: list[dict[str, Any]] = [*csv.DictReader(io.StringIO(text, newline=""))]
+        else:
+            rows = parquet.read_table(download.path()).to_pylist()
+        assert [row["custom_id"] for row in rows] == ["row-1", "row-2", "row-3", "row-4"]
+        assert rows[0]["answer"] == f"answer {HOSTILE}"
+        assert rows[2]["error"] == f"No. {HOSTILE}"
+    refusal = {"status": 400, "json": {"error": {"message": "Not now."}}}
+    page.route("**/export?*", lambda route: route.fulfill(**refusal))
+    page.get_by_role("button", name="Download as CSV").click()
+    expect(page.get_by_role("alert")).to_contain_text("could not be downloaded: Not now.")
+    expect(page.get_by_role("button", name="Download as CSV")).to_be_visible()
+    check_looks(page)
+
+
+def test_a_piece_of_a_download_is_bytes(cloud: Cloud) -> None:
+    """Deleted rows and other parameters are refused in words."""
+    batch = running(cloud)
+    path = f"/dashboard/view/batches/{batch.id}/export"
+    found = answer_to(request_of(path, query="format=parquet&status=all"))
+    assert found["isBase64Encoded"]
+    about, _, data = base64.b64decode(found["body"]).partition(b"\n")
+    assert json.loads(about)["rows"] == 4
+    assert data.startswith(b"PAR1")
+    refused = answer_to(request_of(path, query="format=x"))
+    assert refused["statusCode"] == 400
+    assert "choose csv or parquet" in refused["body"]

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from playwright.sync_api import Page, Route, expect
+from pyarrow import feather
 
 from tests.handler.dashboard.steps import sign_in
 from tests.handler.intake.rig import Cloud, line_of
@@ -188,21 +189,24 @@ def test_a_file_is_dropped_on_the_page(page: Page, cloud: Cloud, new_key: NewKey
     assert page.locator("#file").evaluate("field => field.files[0].name") == "dropped.jsonl"
 
 
-def test_the_prompts_of_a_parquet_table_are_shown(
+def test_the_prompts_of_parquet_and_arrow_tables_are_shown(
     page: Page, cloud: Cloud, new_key: NewKey
 ) -> None:
     """The page sends the first bytes of the columns that the prompt names."""
     del cloud
-    table = io.BytesIO()
-    pq.write_table(pa.table({"text": ["good", "bad"] * 30_000, "n": range(60_000)}), table)
+    table = pa.table({"text": ["good", "bad"] * 30_000, "n": range(60_000)})
+    parquet, arrow = io.BytesIO(), io.BytesIO()
+    pq.write_table(table, parquet)
+    feather.write_feather(table, arrow)  # with LZ4
     sign_in(page, new_key("lab"), "#/new")
-    page.get_by_label("A JSONL file").set_input_files(
-        {"name": "x.parquet", "mimeType": "", "buffer": table.getvalue()}
-    )
-    expect(page.locator("#check")).to_contain_text("Parquet table, 60,000 rows")
-    page.get_by_label("Prompt for each row").fill("{{ n }}: {{ text }}")
-    expect(page.locator("#check .requests dd")).to_have_text(["0: good", "1: bad", "2: good"])
-    expect(page.get_by_role("button", name="Upload and start")).to_be_enabled()
+    for file, kind in ((parquet, "Parquet table, 60,000 rows"), (arrow, "Arrow table")):
+        page.get_by_label("A JSONL file").set_input_files(
+            {"name": "x", "mimeType": "", "buffer": file.getvalue()}
+        )
+        expect(page.locator("#check")).to_contain_text(kind)
+        page.get_by_label("Prompt for each row").fill("{{ n }}: {{ text }}")
+        expect(page.locator("#check .requests dd")).to_have_text(["0: good", "1: bad", "2: good"])
+        expect(page.get_by_role("button", name="Upload and start")).to_be_enabled()
 
 
 def test_the_first_rows_of_each_format(page: Page, cloud: Cloud, new_key: NewKey) -> None:

@@ -13,7 +13,7 @@ from tidemill.batch import parts
 from tidemill.batch.object_keys import seal_key
 from tidemill.batch.parts import FinishedRow, encode_part
 from tidemill.dashboard.row_query import RowQuery
-from tidemill.dashboard.rows_page import StoredRows
+from tidemill.dashboard.rows_page import SEARCHED_BYTES, StoredRows
 from tidemill.handler.aws.calls import Call
 from tidemill.handler.queries import row_requests, row_search
 from tidemill.handler.queries.part_cache import PartCache
@@ -66,7 +66,11 @@ def drop(mini: Cloud) -> Drop:
 
 
 def search(
-    drop: Drop, limit: int = 100, cache: PartCache | None = None, **query: Any
+    drop: Drop,
+    limit: int = 100,
+    cache: PartCache | None = None,
+    max_bytes: int = SEARCHED_BYTES,
+    **query: Any,
 ) -> StoredRows:
     """Return the rows that match."""
     cloud = drop.cloud
@@ -77,6 +81,7 @@ def search(
         cache or PartCache(),
         RowQuery(**query),
         limit=limit,
+        max_bytes=max_bytes,
     )
 
 
@@ -130,13 +135,12 @@ def test_a_search_stops_at_its_limit_and_continues(
     drop: Drop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says how far it has come."""
-    monkeypatch.setattr(row_search, "SEARCHED_BYTES", 1)
     monkeypatch.setattr(row_search, "_FIRST_CHUNK", 1)
-    found = search(drop, text="answer 11")
+    found = search(drop, text="answer 11", max_bytes=1)
     assert found == StoredRows([], 1, 1)
     num_calls, after = 1, 1
     while found.next_after is not None:
-        found = search(drop, text="answer 11", after=after)
+        found = search(drop, text="answer 11", after=after, max_bytes=1)
         after, num_calls = found.next_after or 0, num_calls + 1
         if found.rows:
             break

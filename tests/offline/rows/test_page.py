@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 import threading
@@ -109,6 +111,20 @@ def test_rows_come_in_pages(serve: Serve) -> None:
         first = shown(client)
         assert "rows.jsonl</bdi>, 6 rows" in first
         assert "answer 0" in first
+
+
+def test_rows_are_downloaded_as_a_table(serve: Serve) -> None:
+    """The rows of a search are a piece of a file."""
+    with serve(row("a", HOSTILE), failed("b", "BUSY"), "no json {") as client:
+        found = client.get("export", params={"format": "csv", "status": "all"})
+        about, _, text = found.content.partition(b"\n")
+        assert json.loads(about)["rows"] == 3
+        rows = [*csv.DictReader(io.StringIO(text.decode("utf-8-sig"), newline=""))]
+        assert rows[0]["answer"] == HOSTILE.replace("\0", "\ufffd").replace("\ud83d", "\ufffd")
+        assert [each["error"] for each in rows] == ["", "BUSY", "This line is not a row."]
+        refused = client.get("export", params={"format": "x"})
+        assert (refused.status_code, "choose csv or parquet" in refused.text) == (400, True)
+        assert 'data-format="parquet"' in shown(client)
 
 
 def test_rows_are_found(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,6 +315,10 @@ def test_a_person_reads_rows_in_a_browser(
         assert page.evaluate("document.body.scrollWidth <= innerWidth")
         page.get_by_role("link", name="Next page").click()
         expect(articles.last).to_contain_text("<img src=x onerror=alert(2)>")
+        with page.expect_download() as downloading:
+            page.get_by_role("button", name="Download as Parquet").press("Enter")
+        assert parquet.read_metadata(downloading.value.path()).num_rows == 7
+        assert downloading.value.suggested_filename == "rows.answers.parquet"
         page.get_by_label("Status", exact=True).focus()
         page.keyboard.type("failed")
         page.get_by_role("button", name="Show rows").click()

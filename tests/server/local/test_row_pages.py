@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import csv
+import io
 import socket
 import threading
 from collections.abc import Iterator
@@ -91,6 +93,11 @@ def test_rows_are_read_in_a_browser(chromium: Browser, tmp_path: Path) -> None:
         expect(page.locator("article")).to_have_count(5)
         expect(page.locator("#request-5")).to_contain_text("s4")
         expect(page.locator("article").last).to_contain_text("merged")
+        with page.expect_download() as downloading:
+            page.get_by_role("button", name="Download as CSV").press("Enter")
+        text = downloading.value.path().read_text(encoding="utf-8-sig")
+        rows = [*csv.DictReader(io.StringIO(text, newline=""))]
+        assert [row["answer"] for row in rows[3:]] == ["x" * 3000, "merged"]
         check_looks()
         page.get_by_label("Text").fill("ANSWER")
         page.keyboard.press("Enter")

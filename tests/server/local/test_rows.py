@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 import re
 import sqlite3
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ import pytest
 from bench.server.row_pages import Figures, fill
 from tests.server.local.rig import Local, ScriptedEngine, lines_of, serving
 from tests.server.local.test_retry import retried
-from tidemill.dashboard import rows_page
 from tidemill.dashboard.row_query import RowQuery
-from tidemill.server.local import input_lines, results
+from tidemill.protocol.contract import Reply
+from tidemill.server.local import input_lines
 from tidemill.server.local.store import open_store
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\u202e\x07"
@@ -114,6 +115,32 @@ async def test_requests_are_next_to_their_rows(tmp_path: Path, form: str) -> Non
         assert "no longer available" in await view(local, batch["id"], wanted, "requests")
 
 
+async def test_the_index_of_lines_is_made_by_the_validation(
+    tmp_path: Path,
+) -> None:
+    """The first view reads a block of a file of several; a batch without the index reads it all."""
+    num_lines, padding = 600, " " * 20_000
+    lines = [json.loads(line) for line in lines_of([reply("x")]).splitlines() * num_lines]
+    data = b"".join(
+        json.dumps({**line, "custom_id": f"c{number}", "x": padding}).encode() + b"\n\n"
+        for number, line in enumerate(lines)
+    )
+    async with serving(tmp_path) as local:
+        batch = await local.ended((await local.submit(data))["id"])
+        stored = local.store.batches.get(batch["id"])
+        assert stored is not None
+        figures, last = Figures(local.store), 2 * num_lines - 1
+        with figures.counted():
+            found = local.store.input_lines.read(stored, [1, last - 200, last])
+        assert figures.num_bytes < 7 * 2**20 < len(data)
+        assert [json.loads(line)["custom_id"] for line in found.values()] == [
+            *("c0", f"c{num_lines - 101}", f"c{num_lines - 1}")
+        ]
+        with local.store.database.writing() as connection:
+            connection.execute("DELETE FROM line_blocks")
+        assert local.store.input_lines.read(stored, [1, last - 200, last]) == found
+
+
 async def test_a_long_request_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A note replaces it."""
     monkeypatch.setattr(input_lines, "READ_BYTES", 300)
@@ -136,6 +163,62 @@ async def test_a_large_answer_has_its_own_page(tmp_path: Path) -> None:
         one = await view(local, batch["id"], "line=1")
         assert "4,600,000 more characters" in one
         assert len(one) < 1_000_000
+
+
+async def test_rows_are_downloaded_as_a_table(tmp_path: Path) -> None:
+    """The rows of a search are a piece; deleted ones and other parameters are refused."""
+    async with serving(tmp_path) as local:
+        batch = await local.ended((await local.submit(lines_of(BODIES)))["id"])
+        path = f"/dashboard/view/batches/{batch['id']}/export"
+        found = await local.client.get(path, params={"format": "csv", "status": "failed"})
+        about, _, text = found.content.partition(b"\n")
+        assert json.loads(about) == {"rows": 1, "after": None, "columns": '[""]'}
+        [header, row] = csv.reader(text.decode("utf-8-sig").splitlines())
+        assert dict(zip(header, row, strict=True))["line"] == "3"
+        refused = await local.client.get(path, params={"format": "x"})
+        assert (refused.status_code, "choose csv or parquet" in refused.text) == (400, True)
+        for name in ("output_file_id", "error_file_id"):
+            await local.client.delete(f"/v1/files/{batch[name]}")
+        gone = await local.client.get(path, params={"format": "csv", "status": "all"})
+        assert (gone.status_code, "can no longer be listed" in gone.text) == (410, True)
+
+
+class SurrogateEngine(ScriptedEngine):
+    """Puts an unpaired surrogate in place of a word of its reply."""
+
+    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
+        """Follow the script in the body."""
+        found = await super().respond(url, body, request_id, created)
+        text = json.dumps(found.body).replace("SURROGATE", "\\ud800")
+        return Reply(found.status_code, json.loads(text), found.usage)
+
+
+async def test_hostile_rows_do_no_harm(tmp_path: Path) -> None:
+    """A row that is not text fails alone; texts of others are neither markup nor invisible."""
+    hostile = f"{HOSTILE}\0\u2028"
+    ids = ["\ud800", hostile, f"c{HOSTILE}", "d", "e" * 3000]
+    replies = [reply("x"), reply(hostile), reply("SURROGATE"), {"reply": {"SURROGATE": 1}}]
+    lines = map(json.loads, lines_of([*replies, reply(hostile)]).splitlines())
+    data = "\n".join(
+        json.dumps({**line, "custom_id": custom_id})
+        for line, custom_id in zip(lines, ids, strict=True)
+    )
+    async with serving(tmp_path, SurrogateEngine()) as local:
+        made = await local.submit(data.encode(), on_invalid_line="skip")
+        batch = await local.ended(made["id"])
+        assert batch["request_counts"] == {"total": 5, "completed": 2, "failed": 3}
+        assert await lines_found(local, batch["id"], "status=failed") == [1, 3, 4]
+        assert "surrogate (d800 to dfff)" in await view(local, batch["id"], "line=1")
+        assert r"\u0000\u2028" in await view(local, batch["id"], "line=2")
+        assert "surrogates not allowed" in await view(local, batch["id"], "line=3")
+        for name in ("first-rows", "errors"):
+            await view(local, batch["id"], name=name)
+        await view(local, batch["id"], "lines=1,2,3,4,5", "requests")
+        assert await lines_found(local, batch["id"], "text=%ED%A0%80") == []
+        path, fields = f"/dashboard/view/batches/{batch['id']}/export", {"status": "all"}
+        found = await local.client.get(path, params={"format": "csv", **fields})
+        rows = [*csv.reader(io.StringIO(found.text.partition("\n")[2], newline=""))]
+        assert [row[1] for row in rows[1:]] == ["", hostile.replace("\0", "\ufffd"), *ids[2:]]
 
 
 async def test_merged_rows_are_those_of_the_retry(tmp_path: Path) -> None:
@@ -210,16 +293,14 @@ def test_a_page_of_a_large_batch_reads_only_its_own_rows(tmp_path: Path) -> None
         assert figures.num_bytes <= 3 * 2**20
 
 
-def test_a_search_stops_after_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_stops_after_a_limit(tmp_path: Path) -> None:
     """The next one continues there and reads no row again."""
-    searched = partial(rows_page.select_rows, max_bytes=100_000)
-    monkeypatch.setattr(results, "select_rows", searched)
     with open_store(tmp_path) as store:
         batch = fill(store, 1000)
         figures = Figures(store)
         query, num_steps = RowQuery(text="nothing"), 0
         with figures.counted():
-            while (found := store.results.search(batch, query, 25)).next_after is not None:
+            while (found := store.results.search(batch, query, 25, 100_000)).next_after is not None:
                 query, num_steps = RowQuery(text="nothing", after=found.next_after), num_steps + 1
         assert num_steps > 3
         assert figures.num_rows == 1000

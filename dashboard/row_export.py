@@ -1,0 +1,151 @@
+"""Rows that match a search as one CSV or Parquet file, which the page joins of pieces.
+
+A piece is a line of JSON and then bytes of the file. No process holds the file, and no request
+takes long: each reads a few MiB of rows, after those of the one before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from pydantic_core import to_json
+
+from tidemill.batch.table.csv_text import csv_text
+from tidemill.batch.table.parquet_writer import MAGIC, CellType, utf8, write_footer, write_group
+
+from .exported_cells import ExportShape
+from .row_query import BadQuery, RowQuery
+from .rows_page import SEARCHED_BYTES, StoredRows
+
+PIECE_TYPE: Final = "application/octet-stream"
+_PIECE_BYTES: Final = 3 * 2**20
+"""Bytes of a piece, which Lambda returns as base64 in at most 6 MB."""
+
+_PIECE_ROWS: Final = 20_000
+_MAX_NUMBER: Final = 2**53
+_BOM: Final = "\ufeff"
+_FORMULA: Final = re.compile(r"[=+\-@\t\r]")
+_NUMBER: Final = re.compile(r"[+-]?[\d.,]+%?")
+_FLOAT_CHARS: Final = 14
+_NUM_COUNTS: Final = 3
+_INVALID: Final = "Invalid parameters of a download: reload the page."
+
+
+class ExportSource(Protocol):
+    """Rows to export."""
+
+    def find(self, query: RowQuery, limit: int, max_bytes: int) -> StoredRows:
+        """Return the first rows that match, about `max_bytes` of them; raises RowsUnavailable."""
+
+
+class _Request(NamedTuple):
+    """Parameters of a piece: the search, the columns if they are known, and the place in the file.
+
+    `end` has the numbers of rows, row groups and bytes of their descriptions.
+    """
+
+    query: RowQuery
+    is_parquet: bool
+    shape: ExportShape | None
+    start: int
+    end: Sequence[int]
+
+    @classmethod
+    def of(cls, fields: Mapping[str, str]) -> _Request:
+        form, columns = fields.get("format", ""), fields.get("columns", "")
+        if form not in {"csv", "parquet"}:
+            raise BadQuery(f"Unknown format {form[:20]!r}: choose csv or parquet.")
+        try:
+            shape = ExportShape.from_text(columns) if columns else None
+            end = [_number(text) for text in filter(None, fields.get("end", "").split(","))]
+            start = _number(fields.get("start", "0"))
+        except ValueError as exc:
+            raise BadQuery(_INVALID) from exc
+        if end and (len(end) != _NUM_COUNTS or shape is None):
+            raise BadQuery(_INVALID)
+        return cls(RowQuery.of(fields), form == "parquet", shape, start, end)
+
+
+def export_piece(source: ExportSource, fields: Mapping[str, str]) -> bytes:
+    """Return the next piece; raises BadQuery, and RowsUnavailable.
+
+    Its JSON has the number of `rows`, the line `after` which the next piece begins, null at the
+    end, the `columns` to ask for, and how many of the last bytes describe a row group.
+    """
+    request = _Request.of(fields)
+    if request.end and request.shape:
+        begin, end = write_footer(request.shape.columns(), *request.end)
+        return _piece(begin + end, rows=0, after=None, about=len(end))
+    query = request.query
+    max_bytes = SEARCHED_BYTES if query.reads_rows else _PIECE_BYTES
+    found = source.find(query, _PIECE_ROWS, max_bytes)
+    shape = request.shape
+    if shape is None and found.rows:
+        shape = ExportShape.of_rows(data for _, data in found.rows)
+    if shape is None or not found.rows:
+        columns = "" if shape is None else shape.to_text()
+        return _piece(b"", rows=0, after=found.next_after, columns=columns)
+    rows = [*_fitting(shape, found.rows)]
+    after = rows[-1][0] if len(rows) < len(found.rows) else found.next_after
+    meta: dict[str, Any] = {"rows": len(rows), "after": after, "columns": shape.to_text()}
+    if not request.is_parquet:
+        return _piece(_csv(shape, rows, has_header=request.shape is None), **meta)
+    head = b"" if request.start else MAGIC
+    group = write_group(shape.columns(), [*zip(*rows, strict=True)], request.start or len(head))
+    return _piece(head + group.data + group.about, **meta, about=len(group.about))
+
+
+def _piece(data: bytes, **meta: Any) -> bytes:
+    return to_json(meta) + b"\n" + data
+
+
+def _fitting(shape: ExportShape, rows: Sequence[tuple[int, bytes | None]]) -> Iterator[list[Any]]:
+    """Yield the cells of as many rows as a piece has room for, at least one."""
+    room = _PIECE_BYTES
+    for line, data in rows:
+        cells = shape.cells(line, data)
+        size = sum(map(_size, cells))
+        if size > _PIECE_BYTES:
+            cells = shape.cells(line, None)
+            size = 0
+        room -= size
+        if room < 0:
+            return
+        yield cells
+
+
+def _size(cell: Any) -> int:
+    """Return the bytes of a cell at most, or about."""
+    if isinstance(cell, str):
+        return len(utf8(cell)) + cell.count('"')
+    return _FLOAT_CHARS * len(cell) if isinstance(cell, (list, tuple)) else _FLOAT_CHARS
+
+
+def _csv(shape: ExportShape, rows: Sequence[Sequence[Any]], *, has_header: bool) -> bytes:
+    columns = shape.columns()
+    table = [[_csv_cell(column.name, "text") for column in columns]] if has_header else []
+    table += [
+        [_csv_cell(cell, column.type) for cell, column in zip(cells, columns, strict=True)]
+        for cells in rows
+    ]
+    return utf8((_BOM if has_header else "") + csv_text(table))
+
+
+def _csv_cell(cell: Any, kind: CellType) -> Any:
+    """Return a cell for CSV; an apostrophe keeps a spreadsheet from running it as a formula."""
+    if cell is not None and kind == "text":
+        is_formula = _FORMULA.match(cell) and not _NUMBER.fullmatch(cell)
+        return ("'" if is_formula else "") + cell.replace("\0", "\ufffd")
+    if cell is None or kind in {"whole", "number"}:
+        return cell
+    form = "{:.9g}" if kind == "floats" else "{!r}"
+    return f"[{','.join(map(form.format, cell))}]"
+
+
+def _number(text: str) -> int:
+    found = int(text)
+    if not 0 <= found <= _MAX_NUMBER:
+        raise ValueError(text)
+    return found
