@@ -245,6 +245,11 @@ def fill_key(batch_id: str, shard: int, fence: int) -> str:
     return f"{shard_prefix(batch_id, shard)}fill-{fence:06}"
 
 
+def kept_drafts_key(batch_id: str, shard: int, fence: int) -> str:
+    """Return the key of the drafts that became rows, with the reason; it is not listed either."""
+    return f"{shard_prefix(batch_id, shard)}kept-{fence:06}"
+
+
 def joined_prefix(batch_id: str, kind: str) -> str:
     """Return the prefix of the intermediate objects when many segments of a kind are joined."""
     return f"{work_prefix(batch_id)}joined/{kind}-"

@@ -14,6 +14,7 @@ from tidemill.batch.file.lines import RawLine
 from tidemill.batch.file.throughput import RateWindow
 from tidemill.batch.model import BatchError, Progress
 from tidemill.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
+from tidemill.batch.shard_cascade import ShardCascade
 from tidemill.batch.states import Status
 from tidemill.batch.suspects import Verdict
 from tidemill.engine_process.frames import Row
@@ -30,7 +31,6 @@ from .lease import Lease, guarded
 from .line_order import LineOrder, block_hashes
 from .pending_lines import PendingLines
 from .rows import Unflushed, compact, print_unrun
-from .shard_cascade import ShardCascade
 from .shard_input import ShardInput
 from .shard_span import ShardSpan
 
@@ -324,7 +324,9 @@ class ShardRun:
             self.end(EarlyEnd("this machine is broken", is_resent=True))
             return
         taken_at = self._context.clock()
-        rows = tuple(self._unflushed.rows)
+        rows = await self._input.with_first_answers(
+            self._unflushed.rows, self._drafts, self.cascade
+        )
         await self._put([row for row in rows if not row.is_draft], self._index)
         await self._put([row for row in rows if row.is_draft], self._drafts)
         self._unflushed.drop(len(rows), taken_at)
