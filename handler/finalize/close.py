@@ -87,22 +87,20 @@ def close_shards(lock: BatchLock) -> None:
         raise Requeue(_WAIT_SECONDS)
 
 
-def close_abandoned(
+def close_settled(
     aws: Aws,
     deployment: Deployment,
     batch: Batch,
     time_left: Callable[[], float],
     now: Callable[[], float] = time.time,
 ) -> None:
-    """Seal the abandoned shards of a running batch, and notify the batch if there were any.
+    """Seal the shards of a running batch that no worker will run, and notify it if there were any.
 
     A shard that a worker still holds is checked again when its lease has ended.
     """
     table = deployment.table
-    given_up = [
-        shard for shard in aws.run(table.get_shard_progress(batch)).live if shard.is_given_up
-    ]
-    found = aws.run_all(table.get_shard(batch.id, shard.number) for shard in given_up)
+    over = aws.run(table.get_shard_progress(batch)).to_close(batch)
+    found = aws.run_all(table.get_shard(batch.id, shard.number) for shard in over)
     closing = [shard for shard in found if shard and shard.status is ShardStatus.PENDING]
     if not closing:
         return
