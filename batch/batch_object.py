@@ -129,6 +129,8 @@ class TidemillObject(BaseModel):
     tokens. `truncated_rows` are completed rows whose answer reached its token limit.
     `escalated_rows` are left to the model `escalate`, or answered by it: the rows whose confidence
     is lower than `escalate_below`, which may be learnt as `learnt_threshold` describes.
+    `escalation_failed_rows` of them have the first model's answer, because the second one failed
+    or did not reach them; their bodies have an `escalation_error`.
     `table_url` is the URL of the output table if the input is a table, and `table_file_id`
     its file ID. `questions` are the distributions of the answers in it.
     `unknown_parameters` lists the most frequent ones, which are ignored.
@@ -153,6 +155,7 @@ class TidemillObject(BaseModel):
     truncated_rows: int
     escalate: str | None
     escalated_rows: int
+    escalation_failed_rows: int
     escalate_below: float | None
     learnt_threshold: ThresholdObject | None
     unknown_parameters: list[UnknownParameterObject]
@@ -352,6 +355,7 @@ def _escalation_fields(batch: Batch, done: Progress) -> dict[str, Any]:
     return {
         "escalate": None if found is None else found.name,
         "escalated_rows": 0 if batch.awaits_threshold else done.escalated,
+        "escalation_failed_rows": done.escalation_failed,
         "escalate_below": None if found is None else found.threshold,
         "learnt_threshold": learnt,
     }

@@ -51,9 +51,3 @@ class Escalation:
     def threshold(self) -> float | None:
         """Return the confidence below which rows are escalated; None if all are, or may be."""
         return self.below if self.learnt is None else self.learnt.value
-
-    @property
-    def expected_share(self) -> float:
-        """Return the expected share of escalated rows among those of the first model."""
-        learnt = self.learnt
-        return 1.0 if learnt is None else 1 - learnt.num_accepted / max(1, learnt.num_rows)

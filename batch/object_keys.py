@@ -245,6 +245,16 @@ def fill_key(batch_id: str, shard: int, fence: int) -> str:
     return f"{shard_prefix(batch_id, shard)}fill-{fence:06}"
 
 
+def kept_drafts_key(batch_id: str, shard: int, fence: int) -> str:
+    """Return the key of the drafts that became rows, with the reason; it is not listed either."""
+    return f"{shard_prefix(batch_id, shard)}kept-{fence:06}"
+
+
+def threshold_key(batch_id: str) -> str:
+    """Return the key of the work so far on the threshold of a cascade."""
+    return f"{work_prefix(batch_id)}threshold"
+
+
 def joined_prefix(batch_id: str, kind: str) -> str:
     """Return the prefix of the intermediate objects when many segments of a kind are joined."""
     return f"{work_prefix(batch_id)}joined/{kind}-"

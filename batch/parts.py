@@ -44,7 +44,7 @@ class FinishedRow(NamedTuple):
     """The row of one line, newline included, and its usage: zero if it was reused.
 
     Expected tokens are not stored in parts: the shard has their sum. The batch's second model may
-    replace a draft.
+    replace a draft; a row with an escalation error is the draft of a line that it did not answer.
     """
 
     line: int
@@ -54,6 +54,7 @@ class FinishedRow(NamedTuple):
     expected: ExpectedTokens = NO_TOKENS
     is_reused: bool = False
     is_draft: bool = False
+    has_escalation_error: bool = False
 
 
 class Slice(NamedTuple):
@@ -74,6 +75,7 @@ class RowPlace(NamedTuple):
     usage: Usage
     is_reused: bool = False
     is_truncated: bool = False
+    has_escalation_error: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class _Head(BaseModel):
 
     `audio` has the line and seconds of transcribed rows, `reasoning` the line and tokens of rows
     with reasoning; `reused` lists the lines that did not run, `truncated` those whose answer
-    reached its token limit.
+    reached its token limit, and `escalation_errors` those that the second model did not answer.
     """
 
     model_config = ConfigDict(strict=True)
@@ -120,6 +122,7 @@ class _Head(BaseModel):
     reasoning: list[tuple[_Count, _Count]] = []
     reused: list[_Count] = []
     truncated: list[_Count] = []
+    escalation_errors: list[_Count] = []
 
 
 def encode_part(rows: Iterable[FinishedRow]) -> bytes:
@@ -133,7 +136,13 @@ def encode_part(rows: Iterable[FinishedRow]) -> bytes:
     thought = [[line, num_tokens] for line, num_tokens in thought if num_tokens]
     reused = [row.line for row in ordered if row.is_reused]
     truncated = [row.line for row in ordered if is_truncated(row.row)]
-    lists = {"audio": audio, "reasoning": thought, "reused": reused, "truncated": truncated}
+    lists = {
+        "audio": audio,
+        "reasoning": thought,
+        "reused": reused,
+        "truncated": truncated,
+        "escalation_errors": [row.line for row in ordered if row.has_escalation_error],
+    }
     some = {name: lines for name, lines in lists.items() if lines}
     head = to_json({"format": 1, "rows": listed, **some})
     return b"\n".join((head, b"".join(row.row for row in ordered)))
@@ -153,12 +162,12 @@ def decode_head(head: bytes, num_bytes: int) -> tuple[RowPlace, ...]:
         raise BadPart(f"not a valid part: {exc.errors()[0]['msg']}") from exc
     position = len(head)
     audio, thought = dict(parsed.audio), dict(parsed.reasoning)
-    reused, truncated = frozenset(parsed.reused), frozenset(parsed.truncated)
+    marked = [*map(frozenset, (parsed.reused, parsed.truncated, parsed.escalation_errors))]
     places = []
     for line, size, is_success, prompt, cached, completion in parsed.rows:
         usage = Usage(prompt, cached, completion, audio.get(line, 0.0), thought.get(line, 0))
         end = position + size
-        marks = line in reused, line in truncated
+        marks = (line in lines for lines in marked)
         places.append(RowPlace(line, position, end, bool(is_success), usage, *marks))
         position = end
     if position != num_bytes:
@@ -205,6 +214,7 @@ class PartIndex:
         self._completed = 0
         self._reused = 0
         self._truncated = 0
+        self._escalation_failed = 0
         self._usage = Usage()
 
     def add(self, key: str, places: Iterable[RowPlace]) -> None:
@@ -215,6 +225,7 @@ class PartIndex:
                 self._completed += place.is_success
                 self._reused += place.is_reused
                 self._truncated += place.is_truncated
+                self._escalation_failed += place.has_escalation_error
                 self._usage += place.usage
 
     def __contains__(self, line: int) -> bool:
@@ -243,12 +254,8 @@ class PartIndex:
             reused=self._reused,
             truncated=self._truncated,
             escalated=0 if drafts is None else len(drafts),
+            escalation_failed=self._escalation_failed,
         )
-
-    def add_drafts(self, drafts: PartIndex) -> None:
-        """Add the drafts of the lines without a row; their tokens are counted as drafts' tokens."""
-        for key, places in drafts.places().items():
-            self.add(key, [place._replace(usage=Usage()) for place in places])
 
     def merge(self, other: PartIndex) -> None:
         """Add the rows of another index."""
@@ -271,11 +278,11 @@ class PartIndex:
         return both
 
     def computed(self) -> dict[str, list[RowPlace]]:
-        """Return the places of successes that this shard computed, by part."""
+        """Return the places of successes that this shard's model computed, by part."""
         own = {
             line
             for line, (_, place) in self._places.items()
-            if place.is_success and not place.is_reused
+            if place.is_success and not place.is_reused and not place.has_escalation_error
         }
         return self.places(own)
 

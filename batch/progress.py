@@ -29,6 +29,11 @@ class LiveShard:
     is_given_up: bool = False
     is_escalated: bool = False
 
+    @property
+    def has_escalated_rows(self) -> bool:
+        """Return whether the second model of a cascade has rows to decide, or decides them."""
+        return self.is_escalated and self.progress.escalated > 0
+
     def is_leased(self, now: float) -> bool:
         """Say whether a worker holds its lease."""
         return self.lease_until >= now
@@ -50,6 +55,18 @@ class ShardProgress:
         """Return whether the first model of a cascade has nothing left to do in its shards."""
         decided = sum(shard.is_escalated or shard.is_given_up for shard in self.live)
         return self.num_done + decided >= num_shards
+
+    def to_close(self, batch: Batch) -> list[LiveShard]:
+        """Return the shards that no worker will run: given up, or without rows to be escalated.
+
+        The latter are known once the threshold is.
+        """
+        return [
+            shard
+            for shard in self.live
+            if shard.is_given_up
+            or (shard.is_escalated and not (shard.has_escalated_rows or batch.awaits_threshold))
+        ]
 
     def failing(self, now: float, max_attempts: int) -> list[LiveShard]:
         """Return the shards that were given up, or have no owner after this number of claims."""

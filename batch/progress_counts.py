@@ -22,7 +22,8 @@ class Progress:
     among the completed ones and cost no tokens or time. The rates are recent ones, of generated
     tokens unless named otherwise; a sum adds them up.
     `truncated` rows are completed ones whose answer reached its token limit. `escalated` rows are
-    left to a second model, or answered by it; its GPU time is part of `gpu_seconds`.
+    left to a second model, or answered by it; its GPU time is part of `gpu_seconds`. Those of which
+    `escalation_failed` have the first model's answer, because the second one gave none.
     The first row that a model answered began at `first_row_at` and the last one ended at
     `last_row_at` (Unix seconds, zero without one); a sum contains the earliest and the latest.
     """
@@ -47,6 +48,7 @@ class Progress:
     escalated_gpu_seconds: float = 0.0
     first_row_at: float = 0.0
     last_row_at: float = 0.0
+    escalation_failed: int = 0
 
     def __add__(self, other: Progress) -> Progress:
         """Return the sum, field by field."""
@@ -88,16 +90,16 @@ class Progress:
 
 
 NO_PROGRESS = Progress()
-_counts_of: Callable[[Progress], tuple[Any, ...]] = attrgetter(
-    *(each.name for each in fields(Progress))
-)
+_COUNTS: Final = [each.name for each in fields(Progress)]
+_counts_of: Callable[[Progress], tuple[Any, ...]] = attrgetter(*_COUNTS)
 
 
 def sum_of(progresses: Iterable[Progress]) -> Progress:
     """Return the sum, field by field, of any number of values; zeros for none."""
-    columns = [*zip(*map(_counts_of, progresses), strict=True)]
+    columns = dict(zip(_COUNTS, zip(*map(_counts_of, progresses), strict=True), strict=False))
     if not columns:
         return NO_PROGRESS
-    *counts, first, last = columns
-    earliest = min((at for at in first if at), default=0.0)
-    return replace(Progress(*map(sum, counts)), first_row_at=earliest, last_row_at=max(last))
+    sums = {name: sum(column) for name, column in columns.items()}
+    first, last = (columns[name] for name in ROW_TIMES)
+    times = min((at for at in first if at), default=0.0), max(last)
+    return Progress(**sums | dict(zip(ROW_TIMES, times, strict=True)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from pydantic_core import from_json, to_json
 
@@ -12,7 +12,10 @@ from tidemill.protocol.errors import RequestError
 from tidemill.protocol.requests import check_request
 
 from .lines import LineError, RawLine, parse_line
-from .rows import escape_separators
+from .rows import escape_separators, row_error
+
+ESCALATION_ERROR: Final = "escalation_error"
+"""Field of a row, and column of a table: why the second model did not decide the row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +49,30 @@ class DecidedRow:
         """Return the row with the name of the model that answered it."""
         if self.body is None or self.body.get("model") == model:
             return self
+        return self._with(model=model)
+
+    def with_escalation_error(self, model: str, error: Mapping[str, Any]) -> Self:
+        """Return an answered row with the error that the second model of this name has given."""
+        reason = {"model": model, "code": error.get("code"), "message": error["message"]}
+        return self._with(**{ESCALATION_ERROR: reason})
+
+    def or_second(self, second: Self, model: str) -> Self:
+        """Return the second model's row, or this one if only the second model has failed."""
+        if self.body is None or second.body is not None:
+            return second
+        return self.with_escalation_error(model, second.error)
+
+    @property
+    def error(self) -> Mapping[str, Any]:
+        """Return the error of a failed row."""
+        error = row_error(from_json(self.data))
+        assert error is not None
+        return error
+
+    def _with(self, **fields: object) -> Self:
+        """Return an answered row with these fields in its body."""
         row = from_json(self.data)
-        row["response"]["body"]["model"] = model
+        row["response"]["body"].update(fields)
         return type(self).parse(escape_separators(to_json(row, inf_nan_mode="null")) + b"\n")
 
     def of_line(self, escalated: RawLine, original: RawLine) -> Self:

@@ -174,12 +174,18 @@ def has_truncated_answer(body: Mapping[str, Any]) -> bool:
     )
 
 
-def row_error_message(row: Mapping[str, Any]) -> str | None:
-    """Return the message of a row's error in either dialect; None for a success."""
+def row_error(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return a row's error in either dialect, with its message; None for a success."""
     response, error = row.get("response"), row.get("error")
     if isinstance(response, dict) and isinstance(response.get("body"), dict):
         error = error or response["body"].get("error")
     if isinstance(error, dict):
         inner = error.get("error")
-        error = (inner if isinstance(inner, dict) else error).get("message")
-    return None if error is None else str(error)
+        return inner if isinstance(inner, dict) else error
+    return None if error is None else {"message": error}
+
+
+def row_error_message(row: Mapping[str, Any]) -> str | None:
+    """Return the message of a row's error in either dialect; None for a success."""
+    message = (row_error(row) or {}).get("message")
+    return None if message is None else str(message)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, get_args
 
 from ..escalation import EscalateBy
+from ..file.decided_row import ESCALATION_ERROR
 from ..model import is_share
 from .errors import RecipeError
 from .questions import TableQuestion
@@ -13,6 +14,18 @@ from .recipe_keys import CALIBRATION, CASCADE
 
 THRESHOLDS: Final = CASCADE[1:3]
 """Keys of the threshold, one of which is required."""
+
+
+MODEL_COLUMNS: Final = ("model", ESCALATION_ERROR)
+"""Columns of a cascade's table: the model of each row, and why it is not the second one."""
+
+
+def name_clash(questions: Sequence[TableQuestion]) -> str | None:
+    """Return the error for a question with the name of such a column; None without one."""
+    name = next((each.name for each in questions if each.name in MODEL_COLUMNS), None)
+    if name is None:
+        return None
+    return f"the question `{name}` has the name of a column of every cascade: rename it"
 
 
 def cascade_of(
@@ -60,10 +73,8 @@ def _check_answers(
     """Raise RecipeError for questions or a calibration that are unsuitable for two models."""
     if not questions:
         raise RecipeError("`escalate` needs questions to decide: add `ask`")
-    if any(question.name == "model" for question in questions):
-        raise RecipeError(
-            "the question `model` has the name of the column with the model of each row: rename it"
-        )
+    if (clash := name_clash(questions)) is not None:
+        raise RecipeError(clash)
     odd = [name for name in CALIBRATION if name in keys and not (has_target and name == "gold")]
     if odd:
         only = " without `target_accuracy`" if odd[0] == "gold" else ""

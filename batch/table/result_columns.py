@@ -24,8 +24,10 @@ from tidemill.protocol.routes import (
 )
 
 from ..calibration.report import brief_report
+from ..file.decided_row import ESCALATION_ERROR
 from ..file.rows import row_error_message
 from .answer_types import JSON_TEXT, column_of_answers, fields_of_schema, is_json_text, parse_answer
+from .cascade_keys import MODEL_COLUMNS
 from .confidence_columns import confidence_columns
 from .errors import RecipeError
 from .question_columns import all_question_fields, question_columns
@@ -201,14 +203,18 @@ class ResultColumns:
                 f"{recipe.route.name} does not support tables: send its requests in a JSONL file"
             )
         fields += [pa.field("usage", USAGE), pa.field("error", pa.string())]
-        return [*fields, pa.field("model", pa.string())] if recipe.has_models else fields
+        more = MODEL_COLUMNS if recipe.has_models else ()
+        return [*fields, *(pa.field(name, pa.string()) for name in more)]
 
     def _columns(
         self, bodies: Sequence[Mapping[str, Any] | None], vectors: Sequence[list[bytes]]
     ) -> dict[str, pa.Array]:
         columns = {"usage": pa.array([_usage(body) for body in bodies], USAGE)}
         if self._recipe.has_models:
-            columns["model"] = pa.array([body and body.get("model") for body in bodies])
+            models = [body and body.get("model") for body in bodies]
+            reasons = [(body or {}).get(ESCALATION_ERROR, {}).get("message") for body in bodies]
+            columns["model"] = pa.array(models, pa.string())
+            columns[ESCALATION_ERROR] = pa.array(reasons, pa.string())
         for field in self._fields:
             match field.name:
                 case "embedding" if self._recipe.route is EMBEDDINGS:

@@ -19,7 +19,7 @@ from ..aws.items import dump
 from ..aws.queues import threshold_message
 from ..aws.sync import Aws
 from ..deployment import Deployment
-from ..finalize.close import close_abandoned
+from ..finalize.close import close_settled
 from ..finalize.finalize import finalize
 from ..finalize.webhook import send_webhook
 from ..fleet.waiting_reason import get_waiting_reason
@@ -118,7 +118,7 @@ def _progress(
     if is_rung and batch.awaits_threshold:
         aws.run(_request_threshold(deployment, batch))
     if is_rung:
-        close_abandoned(aws, deployment, batch, time_left, now)
+        close_settled(aws, deployment, batch, time_left, now)
     else:
         enqueue_shards(aws, deployment, batch, time_left)
     return batch

@@ -317,6 +317,10 @@ def _resend_lost(
     num_rows = progress.num_rows + progress.escalated
     mark = f"{num_left} shards left, {num_claims} claims, {num_rows} rows"
     is_stuck = yield from _is_stuck(deployment, batch, mark, now)
+    settled = {shard.number for shard in standing.to_close(batch)} - others
+    if settled:
+        yield from _send_advance(deployment, batch, "shards without escalated rows")
+    others |= settled
     escalated = [
         shard.number for shard in standing.live if shard.is_escalated and shard.number not in others
     ]

@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from tidemill.batch.file.lines import RawLine, read_lines
 from tidemill.batch.model import Batch, Shard, ShardStatus
-from tidemill.batch.object_keys import fill_key
+from tidemill.batch.object_keys import fill_key, kept_drafts_key
 from tidemill.batch.parts import (
     EXPIRED,
     OVER_COST,
@@ -30,6 +30,7 @@ from tidemill.batch.parts import (
     encode_part,
     row_not_run,
 )
+from tidemill.batch.shard_cascade import ShardCascade
 from tidemill.batch.states import Status
 
 from ..aws.objects.stream import LineStream, ObjectStream
@@ -86,22 +87,20 @@ def close_shards(lock: BatchLock) -> None:
         raise Requeue(_WAIT_SECONDS)
 
 
-def close_abandoned(
+def close_settled(
     aws: Aws,
     deployment: Deployment,
     batch: Batch,
     time_left: Callable[[], float],
     now: Callable[[], float] = time.time,
 ) -> None:
-    """Seal the abandoned shards of a running batch, and notify the batch if there were any.
+    """Seal the shards of a running batch that no worker will run, and notify it if there were any.
 
     A shard that a worker still holds is checked again when its lease has ended.
     """
     table = deployment.table
-    given_up = [
-        shard for shard in aws.run(table.get_shard_progress(batch)).live if shard.is_given_up
-    ]
-    found = aws.run_all(table.get_shard(batch.id, shard.number) for shard in given_up)
+    over = aws.run(table.get_shard_progress(batch)).to_close(batch)
+    found = aws.run_all(table.get_shard(batch.id, shard.number) for shard in over)
     closing = [shard for shard in found if shard and shard.status is ShardStatus.PENDING]
     if not closing:
         return
@@ -169,9 +168,7 @@ def _close(
     except ConditionFailed as exc:
         return exc.item is not None and exc.item["status"] == ShardStatus.DONE
     index = _index_parts(aws, deployment, mine)
-    drafts = _index_parts(aws, deployment, mine, are_drafts=True) if batch.escalation else None
-    if drafts is not None:  # the first model's answers stand where the second one's are missing
-        index.add_drafts(drafts)
+    drafts = None if batch.escalation is None else _add_drafts(aws, deployment, batch, mine, index)
     progress = index.progress(drafts)
     mine, num_failures = _fill(aws, deployment, batch, mine, index)
     seal = index.seal()
@@ -218,6 +215,48 @@ def _index_parts(
             shard.batch_id, shard.number, left_out=left_out, are_drafts=are_drafts
         )
     )
+
+
+def _add_drafts(
+    aws: Aws, deployment: Deployment, batch: Batch, shard: Shard, index: PartIndex
+) -> PartIndex:
+    """Add the first model's rows of the lines without a row, and return the index of the drafts.
+
+    Drafts of which the model is sure are rows. The others have the reason why they were not
+    escalated, and are rewritten for that.
+    """
+    drafts = _index_parts(aws, deployment, shard, are_drafts=True)
+    cascade, reason = ShardCascade(batch, shard), _reason_of_draft(batch, shard)
+    sure: set[int] = set()
+    kept: list[FinishedRow] = []
+    for key, places in drafts.places(drafts.lines - index.lines).items():
+        part = aws.run(deployment.bucket.get(key))
+        sure.update(cascade.sure_lines(part, places))
+        kept += [
+            cascade.row_of_draft(place, part[place.start : place.end], reason)
+            for place in places
+            if place.line not in sure
+        ]
+    accepted, unsure = drafts.split(sure)
+    index.merge(accepted)
+    if kept:
+        key = kept_drafts_key(batch.id, shard.number, shard.fence)
+        rows = encode_part(kept)
+        aws.run(deployment.bucket.put(key, rows))
+        index.add(key, decode_index(rows))
+    return unsure
+
+
+def _reason_of_draft(batch: Batch, shard: Shard) -> dict[str, str]:
+    """Return the error of a second model that will not run the lines of a shard."""
+    if (reason := skip_reason(batch, shard)) is not None:
+        return {"code": reason.code, "message": reason.message}
+    if batch.status is Status.CANCELLING:
+        return {
+            "code": "batch_cancelled",
+            "message": "The batch was cancelled before this line ran.",
+        }
+    return {"code": "batch_failed", "message": "The batch failed before this line ran."}
 
 
 def _fill(

@@ -54,13 +54,13 @@ def split_work(
     """
     escalated = [shard for shard in shards.live if shard.is_escalated and shard not in failing]
     num_first = work.num_shards - len(escalated)
+    num_second = sum(shard.has_escalated_rows for shard in escalated)
     drafted = (shard.progress for shard in shards.live if not shard.is_escalated)
     num_read = sum(each.num_rows + each.escalated for each in drafted)
     rows_first = max(0, round(num_first * batch.num_rows / max(1, batch.num_shards)) - num_read)
     rows = {False: min(work.num_rows, rows_first)}
-    assert batch.escalation is not None
-    rows[True] = round((work.num_rows - rows[False]) * batch.escalation.expected_share)
-    numbers = {False: num_first, True: 0 if batch.awaits_threshold else len(escalated)}
+    rows[True] = work.num_rows - rows[False]
+    numbers = {False: num_first, True: 0 if batch.awaits_threshold else num_second}
     found = []
     for is_escalated in (False, True):
         running = [each for each in shards.leased(now) if each.is_escalated is is_escalated]

@@ -2,23 +2,31 @@
 
 The answers to gold rows are in drafts, and the gold answers in a column of the table, which the
 models never see. The libraries that read tables are in the intake Lambda only.
+
+One run at a time does this, a few shards at once. A run that reaches its deadline stores its work,
+which the next one continues.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import itemgetter
+from typing import TypeVar
+
+from pydantic import TypeAdapter
 
 from tidemill.batch.calibration.threshold import GoldRow, find_threshold
+from tidemill.batch.escalation import Threshold
 from tidemill.batch.file.decided_row import DecidedRow
 from tidemill.batch.model import Batch, BatchError, Shard
+from tidemill.batch.object_keys import threshold_key
+from tidemill.batch.parts import PartIndex
+from tidemill.batch.shard_cascade import ShardCascade
 from tidemill.batch.states import Status
 from tidemill.batch.table.gold_rows import Gold, gold_answers_of, gold_row_of
 from tidemill.batch.table.reader import open_table
@@ -26,49 +34,180 @@ from tidemill.batch.table.recipe import parse_recipe
 
 from ..aws.items import dump
 from ..aws.objects.object_file import open_object
-from ..aws.queues import advance_message
+from ..aws.queues import advance_message, threshold_message
 from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..errors import NotThere, ObjectChanged
-from ..observability import logger
+from ..lifecycle.batch_lock import RESERVE_SECONDS, BatchLock, LockLost, Requeue
+from ..observability import emit, figures_of, logger
+
+T = TypeVar("T")
 
 _NUM_THREADS = 8
+_NUM_AT_ONCE = 2 * _NUM_THREADS
+_LOOK_EVERY_ROWS = 1000
 MAX_GOLD_ROWS = 100_000
 """Gold rows that are read; of more, evenly spaced ones are."""
 
 
-def learn_threshold(aws: Aws, deployment: Deployment, batch_id: str) -> None:
+@dataclass(slots=True)
+class _Work:
+    """Work so far: gold rows of the shards before `first`; once `learnt`, those are counted."""
+
+    first: int | None = 0
+    gold: list[GoldRow] = field(default_factory=list)
+    learnt: Threshold | None = None
+
+
+_WORK = TypeAdapter(_Work)
+
+
+def learn_threshold(
+    aws: Aws,
+    deployment: Deployment,
+    batch_id: str,
+    time_left: Callable[[], float],
+    *,
+    now: Callable[[], float] = time.time,
+) -> None:
     """Learn the threshold of a batch if that is due, and send its shards to the second model.
 
     Idempotent: the answers are final, so that every run learns the same. The reaper resends the
-    messages of a run that died after the threshold was recorded. A batch whose table was replaced
-    since fails.
+    messages of a run that died. A batch whose table was replaced since fails.
     """
-    table = deployment.table
-    batch = aws.run(table.get_batch(batch_id))
-    if batch is None or batch.status is not Status.IN_PROGRESS or not batch.awaits_threshold:
+    batch = aws.run(deployment.table.get_batch(batch_id))
+    if batch is None or not _is_due(batch):
         return
-    progress = aws.run(table.get_shard_progress(batch))
-    if not progress.are_decided(batch.shards_left):
+    lock = BatchLock(aws, deployment, batch, time_left, now)
+    if not lock.acquire():
+        logger.info("another run has the batch", batch_id=batch_id)
         return
-    found = batch.escalation
-    assert found is not None
-    assert found.target is not None
+    is_left = False
     try:
-        learnt = find_threshold([*_gold_rows(aws, deployment, batch)], found.target)
+        if _is_due(lock.batch) and _are_decided(lock):
+            _learn(lock)
+    except Requeue:
+        is_left = True
+    except LockLost as exc:
+        logger.info("threshold not learnt", batch_id=batch_id, reason=str(exc))
     except (NotThere, ObjectChanged) as exc:
         _fail(aws, deployment, batch, str(exc))
-        return
-    escalation = dump(replace(found, learnt=learnt))
-    changed = aws.run(table.change_batch(batch_id, Status.IN_PROGRESS, escalation=escalation))
-    if changed is None:
-        logger.info("threshold not recorded", batch_id=batch_id, reason="the batch is ending")
-        return
-    logger.info("threshold learnt", batch_id=batch_id, **dump(learnt))
-    numbers = [shard.number for shard in progress.live if shard.is_escalated]
-    if (queue := deployment.work.get(found.model)) is not None:
-        sending = queue.send_shards(batch_id, numbers, group=batch.tenant, is_escalated=True)
+    finally:
+        lock.release()
+    if is_left:
+        aws.run(deployment.intake.send(threshold_message(batch_id), group=batch.tenant))
+
+
+def _is_due(batch: Batch) -> bool:
+    return batch.status is Status.IN_PROGRESS and batch.awaits_threshold
+
+
+def _are_decided(lock: BatchLock) -> bool:
+    progress = lock.aws.run(lock.deployment.table.get_shard_progress(lock.batch))
+    return progress.are_decided(lock.batch.shards_left)
+
+
+def _learn(lock: BatchLock) -> None:
+    """Record the threshold, and before that how many rows of each shard are below it."""
+    aws, deployment, found = lock.aws, lock.deployment, lock.batch.escalation
+    assert found is not None
+    assert found.target is not None
+    work = _load(lock)
+    try:
+        if work.learnt is None:
+            _read_gold_rows(lock, work)
+            work.learnt, work.gold, work.first = find_threshold(work.gold, found.target), [], 0
+        learnt = replace(lock.batch, escalation=replace(found, learnt=work.learnt))
+        for shards in _shards(lock, work):
+            _in_threads(lambda shard: _count(aws, deployment, learnt, shard), shards)
+    except Requeue:
+        aws.run(deployment.bucket.put(threshold_key(lock.batch.id), _WORK.dump_json(work)))
+        raise
+    lock.change(escalation=dump(learnt.escalation))
+    logger.info("threshold learnt", batch_id=learnt.id, **dump(work.learnt))
+    _send_shards(lock)
+
+
+def _send_shards(lock: BatchLock) -> None:
+    """Send the shards with rows for the second model to it, and have the others closed."""
+    aws, deployment, batch = lock.aws, lock.deployment, lock.batch
+    progress = aws.run(deployment.table.get_shard_progress(batch))
+    queue = deployment.work.get(batch.model_of(is_escalated=True))
+    if queue is not None:
+        numbers = [shard.number for shard in progress.live if shard.has_escalated_rows]
+        sending = queue.send_shards(batch.id, numbers, group=batch.tenant, is_escalated=True)
         aws.run(sending)
+    if progress.to_close(batch):
+        aws.run(deployment.control.send(advance_message(batch.id), group=batch.tenant))
+
+
+def _load(lock: BatchLock) -> _Work:
+    """Return the work of the runs before."""
+    try:
+        return _WORK.validate_json(
+            lock.aws.run(lock.deployment.bucket.get(threshold_key(lock.batch.id)))
+        )
+    except NotThere:
+        return _Work()
+
+
+def _look(lock: BatchLock) -> None:
+    """Raise Requeue near the deadline, and LockLost for a batch that has to end."""
+    if lock.time_left() < RESERVE_SECONDS:
+        raise Requeue
+    lock.check_active()
+
+
+def _shards(lock: BatchLock, work: _Work) -> Iterator[list[Shard]]:
+    """Yield the shards whose work is not done, a few at a time; they are done afterwards."""
+    while work.first is not None:
+        _look(lock)
+        page = lock.deployment.table.list_shards_page(lock.batch.id, work.first, _NUM_AT_ONCE)
+        shards, following = lock.aws.run(page)
+        yield shards
+        work.first = following
+
+
+def _in_threads(do: Callable[[Shard], T], shards: Sequence[Shard]) -> list[T]:
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        return list(pool.map(do, shards))
+
+
+def _count(aws: Aws, deployment: Deployment, batch: Batch, shard: Shard) -> None:
+    """Record how many rows of a shard the second model decides; the others are final."""
+    if not shard.is_escalated:
+        return
+    index = _index(aws, deployment, shard)
+    drafts = _index(aws, deployment, shard, are_drafts=True)
+    cascade, sure = ShardCascade(batch, shard), set[int]()
+    for key, places in drafts.places().items():
+        sure.update(cascade.sure_lines(aws.run(deployment.bucket.get(key)), places))
+    accepted, unsure = drafts.split(sure)
+    index.merge(accepted)
+    counts = index.progress(unsure)
+    progress = replace(
+        shard.progress,
+        completed=counts.completed,
+        reused=counts.reused,
+        truncated=counts.truncated,
+        # A line without a readable draft is run by the second model, too.
+        escalated=shard.num_rows - len(index),
+    )
+    if aws.run(deployment.table.count_escalated(shard, progress)):
+        emit(figures_of(progress.since(shard.progress)), model=batch.model, batch_id=batch.id)
+
+
+def _index(
+    aws: Aws, deployment: Deployment, shard: Shard, *, are_drafts: bool = False
+) -> PartIndex:
+    def left_out(key: str, reason: str) -> None:
+        logger.error("part unreadable", batch_id=shard.batch_id, key=key, reason=reason)
+
+    return aws.run(
+        deployment.bucket.index_parts(
+            shard.batch_id, shard.number, left_out=left_out, are_drafts=are_drafts
+        )
+    )
 
 
 def _fail(aws: Aws, deployment: Deployment, batch: Batch, reason: str) -> None:
@@ -88,29 +227,33 @@ def _fail(aws: Aws, deployment: Deployment, batch: Batch, reason: str) -> None:
     aws.run(deployment.control.send(advance_message(batch.id), group=batch.tenant))
 
 
-def _gold_rows(aws: Aws, deployment: Deployment, batch: Batch) -> Iterator[GoldRow]:
-    """Yield the rows that the first model answered and whose answers are known, in order."""
+def _read_gold_rows(lock: BatchLock, work: _Work) -> None:
+    """Add the rows that the first model answered and whose answers are known, in order."""
+    aws, deployment, batch = lock.aws, lock.deployment, lock.batch
     assert batch.conversion is not None
     assert batch.conversion.recipe is not None
     recipe = parse_recipe(json.loads(batch.conversion.recipe), may_escalate=True)
-    assert recipe.calibration is not None
+    plan, questions = recipe.calibration, recipe.questions
+    assert plan is not None
     with open_object(aws, batch.input) as file:
-        gold = _some(gold_answers_of(open_table(file), recipe.calibration, recipe.questions))
-    first: int | None = 0
-    with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        while first is not None:
-            shards, first = aws.run(deployment.table.list_shards_page(batch.id, first))
-            for drafts in pool.map(partial(_drafts, aws, deployment, gold.keys()), shards):
-                for line, row in drafts:
-                    if row.body is not None:
-                        yield gold_row_of(row, gold[line], recipe.questions)
+        gold = _some(gold_answers_of(open_table(file), plan, questions), lambda: _look(lock))
+
+    def rows_of(shard: Shard) -> list[GoldRow]:
+        drafts = _drafts(aws, deployment, gold, shard)
+        return [gold_row_of(row, gold[line], questions) for line, row in drafts if row.body]
+
+    for shards in _shards(lock, work):
+        for rows in _in_threads(rows_of, shards):
+            work.gold += rows
 
 
-def _some(answers: Iterable[Gold]) -> dict[int, Gold]:
+def _some(answers: Iterable[Gold], look: Callable[[], None]) -> dict[int, Gold]:
     """Return the gold answers by line, of evenly spaced rows if there are many."""
     found: dict[int, Gold] = {}
     num_seen, step = 0, 1
     for line, gold in enumerate(answers, 1):
+        if line % _LOOK_EVERY_ROWS == 0:
+            look()
         if not gold:
             continue
         if num_seen % step == 0:
@@ -122,23 +265,16 @@ def _some(answers: Iterable[Gold]) -> dict[int, Gold]:
 
 
 def _drafts(
-    aws: Aws, deployment: Deployment, lines: AbstractSet[int], shard: Shard
+    aws: Aws, deployment: Deployment, lines: Container[int], shard: Shard
 ) -> list[tuple[int, DecidedRow]]:
     """Return the drafts of those lines in a shard, in order."""
-    wanted = [
-        line for line in range(shard.first_line, shard.first_line + shard.num_rows) if line in lines
-    ]
+    numbers = range(shard.first_line, shard.first_line + shard.num_rows)
+    wanted = {line for line in numbers if line in lines}
     if not wanted:
         return []
-    bucket, found = deployment.bucket, []
-
-    def left_out(key: str, reason: str) -> None:
-        logger.error("part unreadable", batch_id=shard.batch_id, key=key, reason=reason)
-
-    index = aws.run(
-        bucket.index_parts(shard.batch_id, shard.number, left_out=left_out, are_drafts=True)
-    )
-    for key, places in index.places(set(wanted)).items():
-        part = aws.run(bucket.get(key))
+    found = []
+    index = _index(aws, deployment, shard, are_drafts=True)
+    for key, places in index.places(wanted).items():
+        part = aws.run(deployment.bucket.get(key))
         found += [(each.line, DecidedRow.parse(part[each.start : each.end])) for each in places]
     return sorted(found, key=itemgetter(0))

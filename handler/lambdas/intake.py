@@ -41,6 +41,6 @@ def handle_message(
         elif isinstance(request, ThresholdStep):
             from ..intake.threshold import learn_threshold  # late: few batches learn one
 
-            learn_threshold(aws, deployment, request.batch_id)
+            learn_threshold(aws, deployment, request.batch_id, time_left)
         else:
             logger.warning("message dropped", reason="not a message for intake")

@@ -94,8 +94,9 @@ def _finish(
         raise InputChanged(changed)
     if outcomes.second.failed:
         log(
-            f"{amount(outcomes.second.failed, 'row')} failed with {options.cascade.model}: to "
-            f"rerun them, pass --resume --retry-failed (the finished rows are in {files.folder})"
+            f"to rerun the {amount(outcomes.second.failed, 'row')} that failed with "
+            f"{options.cascade.model}, pass --resume --retry-failed (the finished rows are in "
+            f"{files.folder})"
         )
     else:
         files.remove()

@@ -124,6 +124,8 @@ def _cascade_of(
         "threshold": selection.threshold,
         "gold": selection.gold,
         "escalated": selection.num_escalated,
+        "escalation_failed": outcomes.not_escalated.count,
+        "escalation_errors": outcomes.not_escalated.kinds(),
         "untimed_rows": resumed,
         "parts": parts,
     }

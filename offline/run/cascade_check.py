@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tidemill.batch.table.cascade_keys import name_clash
+
 from ..console.errors import Refused
 from ..console.signals import interruptible
 from ..console.terminal import log, size_words
@@ -86,10 +88,8 @@ def _check_table(options: RunOptions) -> None:
         return
     if not table.recipe.questions:
         raise Refused("--escalate needs questions to decide: pass --ask")
-    if any(question.name == "model" for question in table.recipe.questions):
-        raise Refused(
-            "the question `model` has the name of the column with the model of each row: rename it"
-        )
+    if (clash := name_clash(table.recipe.questions)) is not None:
+        raise Refused(clash)
     odd = next((name for name in ("calibrate", "prior") if name in table.recipe_keys), None)
     if odd is not None or (plan is not None and plan.saved is not None):
         raise Refused(

@@ -40,6 +40,11 @@ def report_lines(cascade: Mapping[str, Any]) -> Iterator[str]:
         rows.append((*cells, *(_accuracy(found["accuracy"].get(name)) for name in names)))
     if rows[1:]:
         yield from columns(rows)
+    if cascade.get("escalation_failed"):
+        rows = amount(cascade["escalation_failed"], "row")
+        yield f"{rows} failed with the second model and kept the first model's answer:"
+        for kind in cascade["escalation_errors"]:
+            yield f"  {kind['count']:,} × {kind['message']}"
     if cascade["untimed_rows"]:
         yield f"time and cost exclude {amount(cascade['untimed_rows'], 'row')} of a stopped run"
 

@@ -16,6 +16,7 @@ from tidemill.batch.file.lines import RawLine
 from tidemill.batch.file.rows import row_id_of
 from tidemill.batch.table.gold_rows import Gold, are_right, gold_answers_of, gold_row_of
 
+from ..console.error_summary import ErrorSummary
 from ..console.errors import InputChanged
 from ..files.cascade_files import CascadeFiles, Selection
 from ..files.decided_rows import read_decided
@@ -77,12 +78,16 @@ class Outcome:
 
 @dataclass(slots=True)
 class Outcomes:
-    """Outcomes of the first model for all rows and for the escalated ones, and of the others."""
+    """Outcomes of the first model for all rows and for the escalated ones, and of the others.
+
+    `not_escalated` has the second model's errors, instead of which the first one's answer is kept.
+    """
 
     first: Outcome = field(default_factory=Outcome)
     first_escalated: Outcome = field(default_factory=Outcome)
     second: Outcome = field(default_factory=Outcome)
     cascade: Outcome = field(default_factory=Outcome)
+    not_escalated: ErrorSummary = field(default_factory=ErrorSummary)
     questions: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -170,7 +175,8 @@ def merge(
 ) -> Outcomes:
     """Write the output: the second model's rows for the escalated requests, the first's for others.
 
-    The output is replaced when it is complete.
+    An answer of the first model is kept if the second one failed. The output is replaced when it is
+    complete.
     """
     outcomes = Outcomes()
     target = options.target if options.table is None else files.merged
@@ -212,9 +218,12 @@ def _merged(
             ):
                 second = second.of_line(escalated_line(line, "chat"), line)
             if second is not None and second.row_id == row.row_id:
-                result, second = second.with_model(model), next(seconds, None)
                 outcomes.first_escalated.add(row, gold, recipe)
-                outcomes.second.add(result, gold, recipe)
+                outcomes.second.add(second, gold, recipe)
+                result = row.or_second(second.with_model(model), model)
+                if result.body is not None and second.body is None:
+                    outcomes.not_escalated.add(str(second.error["message"]), outcomes.first.rows)
+                second = next(seconds, None)
             outcomes.cascade.add(result, gold, recipe)
             yield result
 

@@ -37,6 +37,7 @@ ROWS = st.builds(
     expected=st.just(NO_TOKENS),
     is_reused=st.booleans(),
     is_draft=st.sampled_from([False]),  # drafts have separate objects
+    has_escalation_error=st.booleans(),
 )
 PARTS = st.lists(
     st.lists(ROWS, min_size=1, max_size=12, unique_by=lambda row: row.line), max_size=6
@@ -64,6 +65,7 @@ def test_a_part_has_the_place_of_each_row(rows: list[FinishedRow]) -> None:
             place.is_success,
             place.usage,
             is_reused=place.is_reused,
+            has_escalation_error=place.has_escalation_error,
         )
         for place in places
     ]

@@ -217,6 +217,23 @@ class ShardStore(LiveStore):
             if now is None or not is_free or now.fence != shard.fence:
                 raise LeaseLost(f"shard {shard.number} of {shard.batch_id}") from exc
 
+    def count_escalated(self, shard: Shard, progress: Progress) -> Operation[bool]:
+        """Record the progress of a shard that waits for the second model; False if that has it."""
+        _, live = yield from self._read(shard.batch_id, shard.number)
+        if live is None or live.get("owner") is not None:
+            return False
+        counted = live_fields(replace(shard, progress=progress))["state"]
+        try:
+            yield from self.update(
+                live_key(shard.batch_id, shard.number),
+                {"state": counted},
+                "#state = :seen",
+                {":seen": live["state"]},
+            )
+        except ConditionFailed:
+            return False
+        return True
+
     def abandon(self, batch_id: str, number: int, reason: str) -> Operation[bool]:
         """Give up the lines without a row of a started shard; True for the first caller only.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from tidemill.batch.file.lines import RawLine, read_lines
 from tidemill.batch.parts import FinishedRow, PartIndex
+from tidemill.batch.shard_cascade import ShardCascade
 
 from ...aws.bucket import read_range
 from ...aws.calls import Operation, T
@@ -19,7 +20,6 @@ from ..context.context import WorkerContext
 from .claim import Claim
 from .lease import Lease, guarded
 from .rows import compact
-from .shard_cascade import ShardCascade
 
 # A longer shard is a single line, of which only the digest is stored.
 _READ_BYTES = 64 * 2**20
@@ -61,6 +61,19 @@ class ShardInput:
             part = await self._retry(partial(bucket.get, key))
             found.update(await asyncio.to_thread(cascade.sure_lines, part, places))
         return found
+
+    async def with_first_answers(
+        self, rows: Sequence[FinishedRow], drafts: PartIndex, cascade: ShardCascade
+    ) -> list[FinishedRow]:
+        """Return rows of which those that failed with the second model are the first one's."""
+        failed = {row.line: row for row in rows if row.line in drafts and cascade.replaces(row)}
+        bucket = self._context.deployment.bucket
+        for key, places in drafts.places(failed).items() if failed else ():
+            part = await self._retry(partial(bucket.get, key))
+            for place in places:
+                draft = part[place.start : place.end]
+                failed[place.line] = cascade.with_draft(failed[place.line], draft)
+        return [failed.get(row.line, row) for row in rows]
 
     async def read_lines(self) -> list[RawLine]:
         """Return the lines of the shard; raises ObjectChanged if the input has changed."""

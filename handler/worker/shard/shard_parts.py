@@ -8,6 +8,7 @@ from typing import Any
 
 from tidemill.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
 from tidemill.batch.progress_counts import Progress
+from tidemill.batch.shard_cascade import ShardCascade
 
 from ...aws.calls import Operation, T
 from ...observability import logger
@@ -15,7 +16,6 @@ from ..context.context import WorkerContext
 from .claim import Claim
 from .lease import Lease, guarded
 from .rows import compact
-from .shard_cascade import ShardCascade
 from .shard_input import ShardInput
 
 

@@ -11,6 +11,7 @@ from tidemill.batch.errors import HandlerError
 from tidemill.batch.file.lines import RawLine
 from tidemill.batch.model import BatchError
 from tidemill.batch.parts import FinishedRow
+from tidemill.batch.shard_cascade import ShardCascade
 from tidemill.batch.states import Status
 from tidemill.batch.suspects import Verdict
 from tidemill.engine_process.frames import Row
@@ -27,7 +28,6 @@ from .lease import Lease, guarded
 from .line_order import LineOrder, block_hashes
 from .pending_lines import PendingLines
 from .rows import Unflushed, compact, print_unrun
-from .shard_cascade import ShardCascade
 from .shard_input import ShardInput
 from .shard_meter import ShardMeter
 from .shard_parts import ShardParts
@@ -274,7 +274,9 @@ class ShardRun:
             self.end(EarlyEnd("this machine is broken", is_resent=True))
             return
         taken_at = self._context.clock()
-        rows = tuple(self._unflushed.rows)
+        rows = await self._input.with_first_answers(
+            self._unflushed.rows, self._parts.drafts, self.cascade
+        )
         await self._parts.write(rows)
         self._unflushed.drop(len(rows), taken_at)
         self._has_new_rows = True

@@ -17,7 +17,7 @@ from tidemill.batch.states import Status
 from tidemill.handler.aws.queues import shard_message
 from tidemill.handler.control.dead_letters import handle_dead_letter
 from tidemill.handler.control.reaper import reap
-from tidemill.handler.finalize.close import close_abandoned
+from tidemill.handler.finalize.close import close_settled
 from tidemill.handler.lifecycle.announce import announce
 from tidemill.handler.lifecycle.finish import abandon
 
@@ -148,7 +148,7 @@ def test_two_who_give_a_shard_up_at_once_count_it_once(mini: Cloud, counted: Cou
 
 def closing(drop: Drop, cloud: Cloud) -> None:
     """Let finalize close the shards that were given up."""
-    close_abandoned(cloud.aws, cloud.deployment, drop.batch, plenty)
+    close_settled(cloud.aws, cloud.deployment, drop.batch, plenty)
 
 
 def test_rows_that_finalize_makes_durable_are_counted_by_it(mini: Cloud, counted: Counted) -> None:
@@ -195,7 +195,7 @@ def test_rows_of_a_run_that_loses_the_shard_are_not_counted(
         closing(drop, mini)
     assert counted() == []
     later = time.time() + 120
-    close_abandoned(mini.aws, mini.deployment, drop.batch, plenty, now=lambda: later)
+    close_settled(mini.aws, mini.deployment, drop.batch, plenty, now=lambda: later)
     assert totals(counted())["RowsFailed"] == 4
 
 

@@ -14,7 +14,7 @@ from tidemill.batch.parts import FinishedRow, encode_part
 from tidemill.batch.states import Status
 from tidemill.handler.aws.queues import advance_message
 from tidemill.handler.errors import LeaseLost
-from tidemill.handler.finalize.close import close_abandoned, skip_reason
+from tidemill.handler.finalize.close import close_settled, skip_reason
 
 
 def test_a_lease_is_respected_for_a_while(mini: Cloud) -> None:
@@ -149,10 +149,10 @@ def test_an_abandoned_shard_is_closed_while_the_batch_runs(cloud: Cloud) -> None
     drop = cloud.drop(8).begin()
     drop.put_rows(drop.claim(0), [1])
     cloud.run(cloud.deployment.table.abandon(drop.id, 0, "Five runs of it ended without a row."))
-    close_abandoned(cloud.aws, cloud.deployment, drop.batch, plenty)
+    close_settled(cloud.aws, cloud.deployment, drop.batch, plenty)
     assert cloud.messages(wait_seconds=10) == [advance_message(drop.id)]
     assert (drop.batch.status, drop.num_left) == (Status.IN_PROGRESS, 1)
-    close_abandoned(cloud.aws, cloud.deployment, drop.batch, plenty)
+    close_settled(cloud.aws, cloud.deployment, drop.batch, plenty)
     assert cloud.messages() == []
     drop.run_shard(1)
     drop.move(Status.FINALIZING, outcome="completed").finish()
@@ -175,11 +175,11 @@ def test_an_abandoned_shard_that_is_held_is_looked_at_again(mini: Cloud) -> None
     drop = mini.drop(4).begin()
     drop.claim(0, lease_seconds=2)
     mini.run(mini.deployment.table.abandon(drop.id, 0, "given up"))
-    close_abandoned(mini.aws, mini.deployment, drop.batch, plenty)
+    close_settled(mini.aws, mini.deployment, drop.batch, plenty)
     assert drop.shard(0).status is ShardStatus.PENDING
     assert mini.messages() == []
     assert mini.messages(wait_seconds=20) == [advance_message(drop.id)]
-    close_abandoned(mini.aws, mini.deployment, drop.batch, plenty, now=lambda: time.time() + 60)
+    close_settled(mini.aws, mini.deployment, drop.batch, plenty, now=lambda: time.time() + 60)
     assert drop.shard(0).status is ShardStatus.DONE
 
 
@@ -188,7 +188,7 @@ def test_closing_without_time_is_left_to_another_run(mini: Cloud) -> None:
     drop = mini.drop(4).begin()
     drop.claim(0)
     mini.run(mini.deployment.table.abandon(drop.id, 0, "given up"))
-    close_abandoned(mini.aws, mini.deployment, drop.batch, lambda: 1.0)
+    close_settled(mini.aws, mini.deployment, drop.batch, lambda: 1.0)
     assert drop.shard(0).status is ShardStatus.PENDING
     assert mini.messages(wait_seconds=10) == [advance_message(drop.id)]
 

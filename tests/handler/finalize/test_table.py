@@ -213,7 +213,7 @@ def test_a_dropped_table_may_have_a_second_model(
     assert batch.escalation == Escalation("large", "large", 0.8)
     ended = finished(cloud, published(cloud, batch))
     made = csv.read_csv(io.BytesIO(table_of(cloud, ended)))
-    assert made.schema.names[-2:] == ["error", "model"]
+    assert made.schema.names[-3:] == ["error", "model", "escalation_error"]
     plain = recipe.partition(b"escalate")[0]
     cloud.put(plain, "input/plain.recipe.toml")
     options = {"escalate": "large", "escalate-below": "0.9"}

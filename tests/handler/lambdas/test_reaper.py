@@ -27,7 +27,7 @@ from tidemill.handler.aws.stores.table import active_name
 from tidemill.handler.control import reaper as reaping
 from tidemill.handler.control.reaper import OVERDUE_SECONDS, SILENT_SECONDS, STUCK_SECONDS, reap
 from tidemill.handler.deployment import deployment
-from tidemill.handler.finalize.close import close_abandoned
+from tidemill.handler.finalize.close import close_settled
 from tidemill.handler.lambdas import reaper
 
 
@@ -101,7 +101,7 @@ def test_shards_that_fail_again_and_again_are_given_up(mini: Cloud) -> None:
     assert look(mini) == advance(drop)
     assert "no new row in 5 attempts" in (drop.shard(0).abandoned or "")
     assert look(mini) == advance(drop)
-    close_abandoned(mini.aws, mini.deployment, drop.batch, plenty)
+    close_settled(mini.aws, mini.deployment, drop.batch, plenty)
     mini.messages(wait_seconds=10)
     assert look(mini) == advance(drop)
     drop.move(Status.FINALIZING, outcome="completed").finish()

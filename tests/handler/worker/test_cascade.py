@@ -76,6 +76,23 @@ def answers(work: Work) -> list[tuple[str, str, float]]:
     ]
 
 
+ANSWERS = [
+    ("c1", MODEL, 0.9),
+    ("c2", LARGE, 0.95),
+    ("c3", LARGE, 0.7),
+    ("c4", MODEL, 0.3),
+]
+
+
+def reasons(work: Work) -> dict[str, tuple[str, str]]:
+    """Return model and code of the escalation error of each row that has one."""
+    return {
+        row["custom_id"]: (found["model"], found["code"])
+        for row in work.sealed()
+        if (found := row["response"]["body"].get("escalation_error"))
+    }
+
+
 def is_escalated(work: Work) -> Callable[[], bool]:
     """Return whether the first shard waits for the large model."""
     return lambda: work.shard().is_escalated and work.shard().owner is None
@@ -94,13 +111,13 @@ async def test_unsure_and_failed_rows_are_answered_by_the_second_model(rig: Rig)
     async with rig.worker(model=LARGE) as second:
         await until(lambda: work.is_done)
     assert len(second.engine.requests) == 3
-    assert answers(work) == [("c1", MODEL, 0.9), ("c2", LARGE, 0.95), ("c3", LARGE, 0.7)]
-    assert work.ids("errors") == ["c4"]
+    assert answers(work) == ANSWERS
+    assert reasons(work) == {"c4": (LARGE, "c")}
     raws = [RawLine(number, line.rstrip(b"\n")) for number, line in enumerate(work.lines, 1)]
-    assert [row["id"] for row in work.sealed()] == [row_id_of(raw.digest) for raw in raws[:3]]
+    assert [row["id"] for row in work.sealed()] == [row_id_of(raw.digest) for raw in raws]
     batch = rig.run(describe_batch(rig.deployment, work.batch, time.time()))
-    assert (batch.request_counts.completed, batch.request_counts.failed) == (3, 1)
-    assert batch.tidemill.escalated_rows == 3
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (4, 0)
+    assert (batch.tidemill.escalated_rows, batch.tidemill.escalation_failed_rows) == (3, 1)
     assert batch.usage.input_tokens > tokens
     done = rig.run(rig.deployment.table.get_shard_progress(work.batch)).progress(0)
     assert done.escalated_gpu_seconds == pytest.approx(done.gpu_seconds - seconds, abs=0.01)
@@ -163,10 +180,9 @@ async def test_a_worker_may_die_at_each_step(
 
     async with rig.worker(wall=later), rig.worker(model=LARGE, wall=later):
         await until(lambda: work.is_done)
-    assert [row[:2] for row in answers(work)] == [("c1", MODEL), ("c2", LARGE), ("c3", LARGE)]
-    assert work.ids("errors") == ["c4"]
+    assert answers(work) == ANSWERS
     done = rig.run(rig.deployment.table.get_shard_progress(work.batch)).progress(0)
-    assert (done.completed, done.failed, done.escalated) == (3, 1, 3)
+    assert (done.completed, done.escalated, done.escalation_failed) == (4, 3, 1)
 
 
 @pytest.mark.parametrize(
@@ -185,10 +201,13 @@ async def test_an_early_end_keeps_the_first_models_answers(
     finalize(rig.aws, rig.deployment, work.batch, plenty)
     assert work.batch.is_terminal
     assert answers(work) == [("c1", MODEL, 0.9), ("c2", MODEL, 0.6), ("c4", MODEL, 0.3)]
+    code = "batch_cancelled" if status is Status.CANCELLING else "batch_expired"
+    assert reasons(work) == dict.fromkeys(("c2", "c4"), (LARGE, code))
     assert work.ids("errors") == ["c3"]
     final = work.batch.final
     assert final is not None
     assert (final.completed, final.failed, final.prompt_tokens) == (3, 1, before.prompt_tokens)
+    assert final.escalation_failed == 2
 
 
 async def test_lost_messages_of_escalated_shards_are_sent_again(rig: Rig) -> None:

@@ -12,13 +12,15 @@ from pydantic_core import to_json
 
 from tests.emulators import MODEL
 from tests.handler.finalize.rig import plenty
+from tests.handler.killing import is_killed_after
 from tests.handler.worker.rig import Rig, Work, until
-from tests.handler.worker.test_cascade import LARGE, QUESTION, answers, rig
+from tests.handler.worker.test_cascade import LARGE, QUESTION, answers, reasons, rig
+from tests.long_parameters import with_long
 from tidemill.batch.batch_request import DEFAULT_WINDOW
 from tidemill.batch.errors import InvalidOption
 from tidemill.batch.escalation import Escalation, Threshold
 from tidemill.batch.file.formats import FileFormat
-from tidemill.batch.model import Conversion, Source
+from tidemill.batch.model import Conversion, ShardStatus, Source
 from tidemill.batch.retry_request import RetryRequest, parse_retry
 from tidemill.batch.states import Status
 from tidemill.handler.aws.items import dump
@@ -28,6 +30,8 @@ from tidemill.handler.control.advance import advance
 from tidemill.handler.control.reaper import check_batch, open_work_of, read_round
 from tidemill.handler.finalize.finalize import finalize
 from tidemill.handler.fleet.open_batches import read_batches
+from tidemill.handler.intake import threshold
+from tidemill.handler.intake.threshold import learn_threshold
 from tidemill.handler.lambdas.intake import handle_message
 from tidemill.handler.queries.batch_view import describe_batch
 
@@ -101,6 +105,13 @@ def see(rig: Rig, work: Work) -> tuple[Any, Any]:
 
 
 LEARNT = Threshold(SURE, 12, 10, 1.0)
+UNSURE_IDS = {"c11", "c12", "c14"}
+ANSWERS = [
+    (name, LARGE, 0.2) if name in UNSURE_IDS else (name, MODEL, SURE)
+    for name in (f"c{n}" for n in range(1, 15))
+]
+NUM_CALLS = 80
+"""More than the calls in which a threshold is learnt and the shards without unsure rows closed."""
 
 
 async def test_rows_below_the_learnt_threshold_go_to_the_second_model(rig: Rig) -> None:
@@ -122,27 +133,100 @@ async def test_rows_below_the_learnt_threshold_go_to_the_second_model(rig: Rig) 
     for _ in range(2):  # a repeated message changes nothing
         learn(rig, work)
         assert work.batch.escalation == Escalation(LARGE, LARGE, None, 0.9, LEARNT)
-    expected = [shard_message(work.id, number, is_escalated=True) for number in (0, 1)]
-    assert sorted(rig.messages(second), key=str) == expected
+    assert rig.messages(second) == [shard_message(work.id, 1, is_escalated=True)]
+    counted = rig.run(describe_batch(rig.deployment, work.batch, time.time()))
+    assert (counted.request_counts.completed, counted.tidemill.escalated_rows) == (11, 3)
+    assert work.shard(0).status is ShardStatus.DONE  # the first model is sure of all its rows
     seen, this = see(rig, work)
     [left] = open_work_of(rig.deployment, seen, this)
-    assert (left.model, left.num_shards, left.num_rows) == (LARGE, 2, round(14 * 2 / 12))
-    rig.run(check_batch(rig.deployment, seen[0], this))  # the messages are lost: they come again
+    assert (left.model, left.num_shards, left.num_rows) == (LARGE, 1, 3)
+    rig.run(check_batch(rig.deployment, seen[0], this))  # the message is lost: it comes again
     async with rig.worker(model=LARGE) as large:
         await until(lambda: work.is_done)
-    unsure = {"c11", "c12", "c14"}
     assert set(large.engine.requests) == {"known"}
-    assert len(large.engine.requests) == len(unsure)
-    assert answers(work) == [
-        (f"c{n}", LARGE, 0.2) if f"c{n}" in unsure else (f"c{n}", MODEL, SURE) for n in range(1, 15)
-    ]
+    assert len(large.engine.requests) == len(UNSURE_IDS)
+    assert answers(work) == ANSWERS
     after = rig.run(describe_batch(rig.deployment, work.batch, time.time()))
     assert (after.request_counts.completed, after.tidemill.escalated_rows) == (14, 3)
     tokens = before.usage.input_tokens
-    assert after.usage.input_tokens == tokens + tokens * len(unsure) // 14
+    assert after.usage.input_tokens == tokens + tokens * len(UNSURE_IDS) // 14
     assert after.tidemill.escalate_below == SURE
     assert after.tidemill.learnt_threshold is not None
     assert after.tidemill.learnt_threshold.accepted_gold_rows == 10
+
+
+def repair(rig: Rig, work: Work) -> list[dict[str, Any]]:
+    """Do what follows from a check of the reaper; return the messages for the second model."""
+    seen, this = see(rig, work)
+    rig.run(check_batch(rig.deployment, seen[0], this))
+    for queue in (rig.deployment.control, rig.deployment.intake, rig.deployment.control):
+        for message in rig.messages(queue):
+            if message["kind"] == "advance":
+                advance(rig.aws, rig.deployment, work.id, plenty)
+            else:
+                handle_message(rig.aws, rig.deployment, to_json(message).decode(), plenty)
+    return rig.messages(rig.deployment.work[LARGE])
+
+
+@pytest.mark.parametrize("stride", with_long([9], [1]))
+async def test_a_run_may_die_at_any_moment_while_a_threshold_is_learnt(
+    rig: Rig, stride: int
+) -> None:
+    """Killed between any two of its requests, the reaper's messages lead to the same rows."""
+    works = [table_work(rig) for _ in range(-(-NUM_CALLS // stride))]
+    async with rig.worker():
+        await until(lambda: all(is_decided(work)() for work in works))
+    rig.messages()
+    were_killed = []
+    for number, work in enumerate(works):
+
+        def run(work: Work = work) -> None:
+            advance(rig.aws, rig.deployment, work.id, plenty)
+            learn_threshold(rig.aws, rig.deployment, work.id, plenty)
+            advance(rig.aws, rig.deployment, work.id, plenty)
+
+        were_killed.append(is_killed_after(stride * number, rig.aws, run))
+        change(rig, work, turn_until=0)  # the lock of the dead lapses
+        rig.messages(rig.deployment.work[LARGE])  # those that it has sent are lost
+        messages = [message for _ in range(3) for message in repair(rig, work)]
+        expected = shard_message(work.id, 1, is_escalated=True)
+        assert expected in messages
+        assert work.batch.escalation == Escalation(LARGE, LARGE, None, 0.9, LEARNT)
+        advance(rig.aws, rig.deployment, work.id, plenty, now=lambda: time.time() + 120)
+        assert work.shard(0).status is ShardStatus.DONE  # also if the dead had its lease
+    assert were_killed == sorted(were_killed, reverse=True)
+    assert (were_killed[0], were_killed[-1]) == (True, False)
+    for work in works:
+        message = shard_message(work.id, 1, is_escalated=True)
+        rig.run(rig.deployment.work[LARGE].send(message, group=None))
+    async with rig.worker(model=LARGE):
+        await until(lambda: all(work.is_done for work in works))
+    for work in works:
+        assert answers(work) == ANSWERS
+        done = rig.run(rig.deployment.table.get_shard_progress(work.batch)).progress(0)
+        assert (done.completed, done.failed, done.escalated) == (14, 0, 3)
+
+
+async def test_a_run_continues_the_work_of_those_before_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run has the time for one shard, and one at a time has the batch."""
+    work = table_work(rig)
+    async with rig.worker():
+        await until(is_decided(work))
+    monkeypatch.setattr(threshold, "_NUM_AT_ONCE", 1)
+    lock = rig.deployment.table.acquire_lock(work.id, "other", now=0, until=time.time() + 60)
+    assert rig.run(lock).is_acquired
+    learn_threshold(rig.aws, rig.deployment, work.id, plenty)
+    assert rig.messages(rig.deployment.intake) == []
+    rig.run(rig.deployment.table.release_lock(work.id, "other"))
+    for _ in range(5):  # both shards and the end of their list, twice
+        times = iter([100.0, 0.0])
+        learn_threshold(rig.aws, rig.deployment, work.id, times.__next__)
+        assert rig.messages(rig.deployment.intake) == [threshold_message(work.id)]
+        assert work.batch.awaits_threshold
+    learn_threshold(rig.aws, rig.deployment, work.id, iter([100.0]).__next__)
+    assert work.batch.escalation == Escalation(LARGE, LARGE, None, 0.9, LEARNT)
 
 
 async def test_a_batch_that_ends_before_keeps_the_first_models_answers(rig: Rig) -> None:
@@ -167,6 +251,7 @@ async def test_a_batch_that_ends_before_keeps_the_first_models_answers(rig: Rig)
     assert work.batch.awaits_threshold
     finalize(rig.aws, rig.deployment, work.batch, plenty)
     assert [row[1] for row in answers(work)] == [MODEL] * 14
+    assert reasons(work) == {f"c{n}": (LARGE, "batch_cancelled") for n in range(1, 15)}
 
 
 async def test_a_table_that_was_replaced_fails_the_batch(rig: Rig) -> None:

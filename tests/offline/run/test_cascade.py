@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import random
 import shutil
@@ -84,7 +85,11 @@ def test_the_unsure_rows_of_a_table_are_decided_by_the_second_model(
     chosen = [min(row["town_confidence"], row["size_confidence"]) < BELOW for row in firsts]
     assert 0 < sum(chosen) < NUM_ROWS
     assert _table(target) == [
-        {**(late if is_chosen else early), "model": second if is_chosen else FIRST}
+        {
+            **(late if is_chosen else early),
+            "model": second if is_chosen else FIRST,
+            "escalation_error": None,
+        }
         for early, late, is_chosen in zip(firsts, seconds, chosen, strict=True)
     ]
     card = json.loads(target.with_name("out.card.json").read_text())
@@ -190,6 +195,47 @@ def test_a_chat_decides_unsure_rows_of_both_kinds(second: str, tmp_path: Path) -
     assert target.read_bytes() == stopped
 
 
+def test_the_first_answer_is_kept_where_the_chat_is_truncated_or_too_long(tmp_path: Path) -> None:
+    """The row names the first model and the reason; the rows are the same after a resume."""
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    question = {"type": "predicate", "name": "q", "instructions": "Is a town named?"}
+    bodies: list[dict[str, Any]] = [
+        {"input": "Paris"},
+        {"input": "Paris", "max_completion_tokens": 2},
+        {"input": "1" * 100},
+    ]
+    source.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "custom_id": f"c{n}",
+                    "method": "POST",
+                    "url": "/v1/decisions",
+                    "body": {"model": FIRST, "questions": [question], **body},
+                }
+            )
+            + "\n"
+            for n, body in enumerate(bodies)
+        )
+    )
+    second = str(shutil.copytree(FIRST, tmp_path / "chat"))
+    escalate = ("--escalate", second, "--escalate-by", "chat", "--escalate-below", "1")
+    given = (source, "-o", target, *escalate, "--max-model-len", "160")
+    with pytest.raises(EngineLost):
+        _run(*given, load=_loading(second, 1))
+    assert _run(*given, "--resume") == 0
+    bodies = [json.loads(row)["response"]["body"] for row in target.read_text().splitlines()]
+    assert [body["model"] for body in bodies] == [second, FIRST, FIRST]
+    assert "escalation_error" not in bodies[0]
+    reasons = [body["escalation_error"] for body in bodies[1:]]
+    assert [each["code"] for each in reasons] == ["answer_truncated", "context_length_exceeded"]
+    assert {each["model"] for each in reasons} == {second}
+    assert all(body["answers"][0]["probability"] for body in bodies)
+    resumed = target.read_bytes()
+    assert _run(*given, "--force") == 0
+    assert target.read_bytes() == resumed
+
+
 def test_a_chat_of_the_same_model_fills_the_columns_of_a_table(table: Path, tmp_path: Path) -> None:
     """Values, probabilities and models are as after a decision, and gold rows measure them."""
     target = tmp_path / "out.parquet"
@@ -289,14 +335,25 @@ def _no_load(*_: object, **__: object) -> Any:
 
 
 def test_rows_that_fail_with_the_second_model_are_retried_with_it(
-    table: Path, second: str, tmp_path: Path
+    table: Path, second: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Their errors stand in the output, next to the rows of the first model, until then."""
+    """Until then they keep the first model's answer, and the output and the card say why."""
     whole, target = tmp_path / "whole.csv", tmp_path / "t2.csv"
     assert _run(*_given(table, second, whole)) == 0
     given = _given(table, second, target)
     assert _run(*given, load=_loading(second, only_fails=True)) == 0
-    assert target.read_text() != whole.read_text()
+    rows = [*csv.DictReader(target.read_text().splitlines())]
+    failed = [row for row in rows if row["escalation_error"]]
+    assert {row["escalation_error"] for row in failed} == {
+        "The engine failed on this request: ValueError: it ended"
+    }
+    assert all(row["model"] == FIRST and row["town"] and not row["error"] for row in failed)
+    card = json.loads(target.with_name("t2.card.json").read_text())
+    found = card["cascade"]
+    assert found["escalation_failed"] == len(failed) == found["escalated"] - 2
+    assert found["escalation_errors"][0]["count"] == len(failed)
+    assert card["rows"]["failed"] == 0
+    assert f"{len(failed)} rows failed with the second model" in capsys.readouterr().err
     assert main(["retry", str(target)]) == 0
     assert target.read_bytes() == whole.read_bytes()
     assert not [*tmp_path.glob("*.cascade")]
