@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import starmap
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -20,6 +21,7 @@ from pydantic import (
 from ..chat import ChatCompletionRequest
 from ..errors import RequestError
 from ..fields import NumLogprobs, Text, Whole
+from ..validation import short_repr
 from .input_items import ChatMessages, ImagePart, Item
 
 LOGPROBS = "message.output_text.logprobs"
@@ -155,7 +157,7 @@ class ResponsesRequest(BaseModel):
             "response_format": text.chat_format(),
             "verbosity": text.verbosity,
             "reasoning_effort": reasoning.effort,
-            "tools": [*map(_chat_tool, self.tools)] if self.tools else None,
+            "tools": [*starmap(_chat_tool, enumerate(self.tools))] if self.tools else None,
             "tool_choice": _chat_choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
             "logprobs": self.shows_logprobs or None,
@@ -210,9 +212,15 @@ class ResponsesRequest(BaseModel):
         ]
 
 
-def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
+def _chat_tool(place: int, tool: dict[str, Any]) -> dict[str, Any]:
     function = {name: value for name, value in tool.items() if name != "type"}
-    return {"type": tool.get("type"), "function": function}
+    if tool.get("type") != "function":
+        raise RequestError(
+            f"`tools.{place}.type` must be 'function': built-in tools are not supported; got "
+            f"{short_repr(tool.get('type'))}.",
+            param=f"tools.{place}.type",
+        )
+    return {"type": "function", "function": function}
 
 
 def _chat_choice(choice: Any) -> Any:

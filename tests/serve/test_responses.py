@@ -10,6 +10,7 @@ from openai.types.responses import ResponseFunctionToolCall
 from pydantic import BaseModel
 
 from tidemill import demo
+from tidemill.protocol.responses.request import LOGPROBS
 
 ASKED: dict[str, Any] = {
     "model": demo.NAME,
@@ -62,7 +63,11 @@ def test_a_response_is_the_chat_of_the_same_conversation(client: openai.OpenAI) 
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"max_output_tokens": 2}, {"include": ["message.output_text.logprobs"], "top_logprobs": 2}],
+    [
+        {},
+        {"max_output_tokens": 2},
+        {"include": [LOGPROBS], "top_logprobs": 2},
+    ],
     ids=["whole", "truncated", "logprobs"],
 )
 def test_the_events_of_a_stream_add_up_to_the_whole_response(
