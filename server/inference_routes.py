@@ -78,7 +78,7 @@ class InferenceRoute:
     ) -> None:
         """Send the engine's reply to a body for a URL; `to_response` formats a whole reply."""
         with self.context.admission.admit(num_sequences(body)):
-            coroutine = self.context.engine.answer(url, body, new_request_id(), int(time.time()))
+            coroutine = self.reply(url, body, new_request_id(), int(time.time()))
             reply: Reply | StreamedReply | None
             if "stream" in body and is_stream(body):
                 to_events = named_events if url in RESPONSES.exact else sse_events
@@ -87,6 +87,12 @@ class InferenceRoute:
                 reply = await run_until_disconnect(receive, coroutine)
             if isinstance(reply, Reply):
                 await (await to_response(reply))(scope, receive, send)
+
+    async def reply(
+        self, url: str, body: dict[str, Any], request_id: str, created: int
+    ) -> Reply | StreamedReply:
+        """Return the engine's reply."""
+        return await self.context.engine.answer(url, body, request_id, created)
 
     async def _stream(
         self, coroutine: _ReplyCoroutine, to_events: _ToEvents, receive: Receive, send: Send

@@ -135,9 +135,7 @@ def test_a_call_and_its_output_continue_a_conversation(client: openai.OpenAI, ch
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "is not supported"),
         ({"conversation": "c"}, "conversation", "is not supported"),
-        ({"background": True}, "background", "is not supported"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "must be 'function'"),
         ({"max_tokens": 5}, "max_tokens", "use `max_output_tokens`"),
         ({"input": []}, "input", "must not be empty"),
@@ -167,3 +165,62 @@ def test_an_invalid_request_is_refused_by_the_name_of_its_field(
     assert caught.value.param == param
     assert message in caught.value.message
     assert "messages" not in caught.value.message
+
+
+def test_a_background_response_is_polled_continued_and_deleted(client: openai.OpenAI) -> None:
+    """It is the response of a plain request; an unknown one is a 404 with advice."""
+    plain = client.responses.create(**ASKED)
+    response = client.responses.create(**ASKED, background=True)
+    assert (response.status, response.background, response.output) == ("queued", True, [])
+    while response.status in {"queued", "in_progress"}:
+        response = client.responses.retrieve(response.id)
+    assert (response.status, response.output_text) == ("completed", plain.output_text)
+    assert client.responses.cancel(response.id) == response
+    items = client.responses.input_items.list(response.id)
+    [item] = [item.to_dict() for item in items]
+    assert (item["type"], item["content"][0]["text"]) == ("message", ASKED["input"])
+    client.responses.delete(response.id)
+    with pytest.raises(openai.NotFoundError, match="store: true"):
+        client.responses.retrieve(response.id)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stored_response_is_continued_by_its_id(client: openai.OpenAI, *, stream: bool) -> None:
+    """The next request has the same prompt as one that sends the whole conversation."""
+    if stream:
+        *_, last = client.responses.create(**ASKED, store=True, stream=True)
+        assert last.type == "response.completed"
+        first = last.response
+    else:
+        first = client.responses.create(**ASKED, store=True)
+    again = {**ASKED, "input": "And 7 plus 6?"}
+    continued = client.responses.create(**again, previous_response_id=first.id)
+    turns = [ASKED["input"], first.output_text, again["input"]]
+    roles = ("user", "assistant", "user")
+    history: Any = [
+        {"role": role, "content": text} for role, text in zip(roles, turns, strict=True)
+    ]
+    whole = client.responses.create(**{**ASKED, "input": history})
+    assert continued.previous_response_id == first.id
+    assert continued.output_text == whole.output_text
+    assert continued.usage == whole.usage
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"background": True, "store": False}, "store", "remove `store: false`"),
+        ({"background": True, "stream": True}, "stream", "poll the response"),
+        ({"background": True, "input": []}, "input", "must not be empty"),
+        ({"previous_response_id": 5}, "previous_response_id", "must be a string"),
+        ({"previous_response_id": "resp-no"}, "previous_response_id", "No such response"),
+    ],
+)
+def test_a_response_that_cannot_be_stored_or_continued_is_refused(
+    client: openai.OpenAI, fields: dict[str, Any], param: str, message: str
+) -> None:
+    """Nothing is stored or run."""
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.post("/responses", body={**ASKED, **fields}, cast_to=object)
+    assert caught.value.param == param
+    assert message in caught.value.message
