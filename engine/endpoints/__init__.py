@@ -66,7 +66,7 @@ def text_endpoints(
         reader = LiquidReader(model, parsers)
     by_chat = ChatReader(chat)
     decisions = (Decisions(reader, by_chat), SystemOne(reader, by_chat))
-    return (chat, Responses(chat), completions, GenerativeScoring(model), *decisions)
+    return (chat, completions, GenerativeScoring(model), *decisions, Responses(chat))
 
 
 def token_endpoints(

@@ -177,7 +177,7 @@ def test_a_background_response_is_polled_continued_and_deleted(client: openai.Op
     assert (response.status, response.output_text) == ("completed", plain.output_text)
     assert client.responses.cancel(response.id) == response
     items = client.responses.input_items.list(response.id)
-    [item] = [item.to_dict() for item in items]
+    [item] = [dict[str, Any](item.to_dict()) for item in items]
     assert (item["type"], item["content"][0]["text"]) == ("message", ASKED["input"])
     client.responses.delete(response.id)
     with pytest.raises(openai.NotFoundError, match="store: true"):
