@@ -67,7 +67,10 @@ class Kept(NamedTuple):
     def reply_for(self, digest: str, created: int) -> bytes:
         """Return the reply adapted to the line of another digest and this creation time."""
         ours = self.body.replace(self.digest.encode(), digest.encode())
-        return ours.replace(b'"created":%d' % self.created, b'"created":%d' % created, 1)
+        was, now = b'"created%s":%d', created
+        for suffix in (b"", b"_at"):  # a response's field ends in `_at`
+            ours = ours.replace(was % (suffix, self.created), was % (suffix, now), 1)
+        return ours
 
     def sealed(self, key: bytes) -> bytes:
         """Return the reply as a record after a checksum of the key and the record."""

@@ -15,6 +15,7 @@ _LIMITS: Final = MappingProxyType(
     {
         "/v1/chat/completions": ("max_tokens", "max_completion_tokens"),
         "/v1/completions": ("max_tokens", None),
+        "/v1/responses": ("max_output_tokens", None),
     }
 )
 """Parameter that limits the tokens of an answer, and an alias that would override it."""

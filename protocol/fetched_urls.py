@@ -20,7 +20,8 @@ def fetched_urls(body: Mapping[str, Any]) -> dict[str, str]:
     """Return the URLs of a body, valid or not, by their path; data URLs are left out.
 
     They are the audio file (`file_url`), the media of message parts (`image_url` and all other
-    types of the same form, as an object or as the URL itself), and the images of a decision.
+    types of the same form, as an object or as the URL itself), and the images of a decision's or
+    a response's input.
     """
     return {place: url for place, url in _media_urls(body) if not is_inline(url)}
 
@@ -30,13 +31,21 @@ def has_decision_images(body: Mapping[str, Any]) -> bool:
     return any(True for _ in _decision_urls(body))
 
 
+def has_input_images(body: Mapping[str, Any]) -> bool:
+    """Say whether the items of a response's input, valid or not, have an image."""
+    return any(True for _ in _input_urls(body))
+
+
 def _media_urls(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     recording = body.get(FILE_URL)
     if isinstance(recording, str):
         yield FILE_URL, recording
     yield from _item_urls(body, "messages", ("content",))
-    if "questions" in body:
-        yield from _decision_urls(body)
+    yield from _decision_urls(body) if "questions" in body else _input_urls(body)
+
+
+def _input_urls(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    return _item_urls(body, "input", ("content", "output"))
 
 
 def _decision_urls(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -45,7 +54,7 @@ def _decision_urls(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for i, image in enumerate(images if isinstance(images, list) else ()):
         if isinstance(image, str):
             yield f"images.{i}", image
-    yield from _item_urls(body, "input", ("content", "output"))
+    yield from _input_urls(body)
     yield from _item_urls(body, "questions", ("instructions",))
 
 

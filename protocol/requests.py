@@ -23,6 +23,7 @@ from .embeddings import EmbeddingRequest
 from .errors import RequestError
 from .fields import MAX_CHOICES
 from .names import name_of_model
+from .responses.request import ResponsesRequest
 from .routes import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
@@ -31,6 +32,7 @@ from .routes import (
     ENDPOINTS,
     GENERATIVE_SCORING,
     RERANK,
+    RESPONSES,
     SCORE,
     SYSTEM_ONE,
     TRANSCRIPTIONS,
@@ -44,6 +46,7 @@ from .unsupported import (
     CHAT,
     DECISION,
     GENERATION,
+    RESPONSE,
     SCORES,
     SYSTEM_ONE_BODY,
     TRANSCRIPTION,
@@ -86,6 +89,7 @@ _Request = TypeVar("_Request", bound=BaseModel)
 _REQUESTS: Mapping[str, type[BaseModel]] = MappingProxyType(
     {
         CHAT_COMPLETIONS.name: ChatCompletionRequest,
+        RESPONSES.name: ResponsesRequest,
         COMPLETIONS.name: CompletionRequest,
         GENERATIVE_SCORING.name: GenerativeScoringRequest,
         DECISIONS.name: DecisionRequest,
@@ -99,6 +103,7 @@ _REQUESTS: Mapping[str, type[BaseModel]] = MappingProxyType(
 _NEUTRAL_VALUES: Mapping[type[BaseModel], NeutralValues] = MappingProxyType(
     {
         ChatCompletionRequest: CHAT,
+        ResponsesRequest: RESPONSE,
         EmbeddingRequest: VECTORS,
         ScoreRequest: SCORES,
         RerankRequest: SCORES,
@@ -113,6 +118,8 @@ _NEUTRAL_VALUES: Mapping[type[BaseModel], NeutralValues] = MappingProxyType(
 
 def request_types(route: Route) -> tuple[type[BaseModel], ...]:
     """Return the types that an endpoint's body may be parsed as."""
+    if route is RESPONSES:
+        return (ResponsesRequest, ChatCompletionRequest)
     return (ScoreRequest, RerankRequest) if route is SCORE else (_REQUESTS[route.name],)
 
 
@@ -192,7 +199,9 @@ def num_sequences(body: Mapping[str, Any]) -> int:
     count = 1
     for name in _SEQUENCE_LISTS:
         value = body.get(name)
-        if isinstance(value, list) and value and not isinstance(value[0], int):
+        if not isinstance(value, list) or not value or isinstance(value[0], int):
+            continue
+        if name != "input" or not isinstance(value[0], dict):  # items of one conversation
             count = max(count, len(value))
     questions, orders = body.get("questions"), body.get("debias")
     if isinstance(questions, (list, dict)):

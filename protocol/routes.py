@@ -41,6 +41,7 @@ _HEARS = "a speech recognition model"
 CHAT_COMPLETIONS = Route(
     "/v1/chat/completions", _WRITES, exact=frozenset({"/v1/chat/completions", "/chat/completions"})
 )
+RESPONSES = Route("/v1/responses", _WRITES, exact=frozenset({"/v1/responses", "/responses"}))
 COMPLETIONS = Route(
     "/v1/completions", _WRITES, exact=frozenset({"/v1/completions", "/completions"})
 )
@@ -73,6 +74,7 @@ TOKENIZER_INFO = Route("/tokenizer_info", _WRITES, exact=frozenset({"/tokenizer_
 
 ROUTES: tuple[Route, ...] = (
     CHAT_COMPLETIONS,
+    RESPONSES,
     COMPLETIONS,
     GENERATIVE_SCORING,
     DECISIONS,
@@ -86,6 +88,7 @@ ROUTES: tuple[Route, ...] = (
 
 ENDPOINTS = (
     CHAT_COMPLETIONS.name,
+    RESPONSES.name,
     COMPLETIONS.name,
     GENERATIVE_SCORING.name,
     DECISIONS.name,

@@ -95,6 +95,22 @@ _READS: dict[str, tuple[object, ...]] = {
 DECISION: NeutralValues = MappingProxyType({**_READS, "images": ([],)})
 SYSTEM_ONE_BODY: NeutralValues = MappingProxyType(_READS)
 
+# Of a response, what needs earlier responses, or tools that run here.
+RESPONSE: NeutralValues = MappingProxyType(
+    {
+        "previous_response_id": (),
+        "conversation": (),
+        "prompt": (),
+        "background": (False,),
+        "context_management": ([],),
+        "max_tool_calls": (),
+        "moderation": (),
+        "image": (),
+        "n": (1,),
+        "truncation": ("disabled",),
+    }
+)
+
 _LISTS = ("keywords", "languages", "include", "known_speaker_names", "known_speaker_references")
 
 # OpenAI's and vLLM's transcription parameters; lists are also listed by their form names.

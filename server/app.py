@@ -33,9 +33,10 @@ def make_context(engine: Online, names: tuple[str, ...], settings: ServerSetting
 
 
 def make_app(context: ServerContext, others: Sequence[BaseRoute] = ()) -> ASGIApp:
-    """Return the application; `others` are added to the routes of every server."""
+    """Return the application; `others` precede the routes of every server."""
     modules = (info_routes, inference_routes, audio_routes, sagemaker_routes)
-    routes = [*(route for module in modules for route in module.routes(context)), *others]
+    # The first route of a path answers: the routes of stored responses replace the plain one.
+    routes = [*others, *(route for module in modules for route in module.routes(context))]
     app = Starlette(
         routes=routes,
         exception_handlers={

@@ -22,6 +22,7 @@ from tidemill.protocol.routes import (
     DETOKENIZE,
     EMBEDDINGS,
     GENERATIVE_SCORING,
+    RESPONSES,
     SYSTEM_ONE,
     TOKENIZE,
 )
@@ -31,12 +32,16 @@ from .context import ServerContext
 from .disconnect import run_until_disconnect
 from .errors import internal_error, reply_response
 from .request_bodies import new_request_id
-from .sse import COMMENT, DONE, MEDIA_TYPE, format_event, sse_events, stream_response
+from .sse import COMMENT, MEDIA_TYPE, named_events, sse_events, stream_response
 
 _ReplyCoroutine = Coroutine[Any, Any, Reply | StreamedReply]
 _ReplyTask = asyncio.Task[Reply | StreamedReply]
+_ToEvents = Callable[[AsyncGenerator[dict[str, Any], None]], AsyncGenerator[bytes, None]]
 
-_GENERATION = (CHAT_COMPLETIONS, COMPLETIONS, GENERATIVE_SCORING, DECISIONS, SYSTEM_ONE)
+_GENERATION = (
+    *(CHAT_COMPLETIONS, RESPONSES, COMPLETIONS),
+    *(GENERATIVE_SCORING, DECISIONS, SYSTEM_ONE),
+)
 _OTHERS = (EMBEDDINGS, TOKENIZE, DETOKENIZE)
 # In batch files any URL may end in `/score` or `/rerank`; a server needs the full paths.
 _SCORES = ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")
@@ -73,17 +78,24 @@ class InferenceRoute:
     ) -> None:
         """Send the engine's reply to a body for a URL; `to_response` formats a whole reply."""
         with self.context.admission.admit(num_sequences(body)):
-            coroutine = self.context.engine.answer(url, body, new_request_id(), int(time.time()))
+            coroutine = self.reply(url, body, new_request_id(), int(time.time()))
             reply: Reply | StreamedReply | None
             if "stream" in body and is_stream(body):
-                reply = await self._stream(coroutine, receive, send)
+                to_events = named_events if url in RESPONSES.exact else sse_events
+                reply = await self._stream(coroutine, to_events, receive, send)
             else:
                 reply = await run_until_disconnect(receive, coroutine)
             if isinstance(reply, Reply):
                 await (await to_response(reply))(scope, receive, send)
 
+    async def reply(
+        self, url: str, body: dict[str, Any], request_id: str, created: int
+    ) -> Reply | StreamedReply:
+        """Return the engine's reply."""
+        return await self.context.engine.answer(url, body, request_id, created)
+
     async def _stream(
-        self, coroutine: _ReplyCoroutine, receive: Receive, send: Send
+        self, coroutine: _ReplyCoroutine, to_events: _ToEvents, receive: Receive, send: Send
     ) -> Reply | None:
         """Send the stream; return a reply that turns out whole before the headers are sent."""
         started, comment_seconds = time.monotonic(), self.context.settings.comment_seconds
@@ -91,14 +103,16 @@ class InferenceRoute:
             await run_until_disconnect(receive, _wait(task, comment_seconds))
             if task.done() and isinstance(reply := task.result(), Reply):
                 return reply
-            stream = self._events(task, started)
+            stream = self._events(task, to_events, started)
             await stream_response(
                 stream, MEDIA_TYPE, receive, send, comment_seconds=comment_seconds
             )
             task.result()  # raises an error that came before the headers
         return None
 
-    async def _events(self, task: _ReplyTask, started: float) -> AsyncGenerator[bytes, None]:
+    async def _events(
+        self, task: _ReplyTask, to_events: _ToEvents, started: float
+    ) -> AsyncGenerator[bytes, None]:
         """Yield the server-sent events; an error after the headers is an event too.
 
         A stream that is slow to start starts with a keep-alive comment, so its status is 200.
@@ -106,17 +120,22 @@ class InferenceRoute:
         if not task.done():
             yield COMMENT
             await asyncio.wait({task})
-        if isinstance(fault := task.exception(), Exception):
-            yield format_event(error_body(internal_error(fault)))
-            yield DONE
-            return
-        if isinstance(reply := task.result(), Reply):
-            yield format_event(reply.body)
-            yield DONE
-            return
-        async with aclosing(sse_events(self._timed(reply.chunks, started))) as stream:
+        async with aclosing(to_events(self._chunks(task, started))) as stream:
             async for piece in stream:
                 yield piece
+
+    async def _chunks(
+        self, task: _ReplyTask, started: float
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the chunks of an answer; an error is one."""
+        if isinstance(fault := task.exception(), Exception):
+            yield error_body(internal_error(fault))
+        elif isinstance(reply := task.result(), Reply):
+            yield reply.body
+        else:
+            async with aclosing(self._timed(reply.chunks, started)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
 
     async def _timed(
         self, chunks: AsyncGenerator[dict[str, Any], None], started: float

@@ -94,6 +94,19 @@ def _body(chunk: bytes) -> Message:
     return {"type": "http.response.body", "body": chunk, "more_body": True}
 
 
+async def named_events(
+    chunks: AsyncGenerator[dict[str, Any], None],
+) -> AsyncGenerator[bytes, None]:
+    """Yield each chunk as a server-sent event with the name of its type."""
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            if "type" in chunk:
+                yield b"event: %b\n%b" % (chunk["type"].encode(), format_event(chunk))
+            elif chunk:  # an error after the first token
+                event = {"type": "error", **chunk["error"]}
+                yield b"event: error\n%b" % format_event(event)
+
+
 async def sse_events(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
     """Yield each chunk as a server-sent event, then `[DONE]`."""
     async with aclosing(chunks):

@@ -18,6 +18,8 @@ _MAX_TEXT_BYTES: Final = 2**17
 # A practical limit whatever a line requests, because a table stores the sum over all lines.
 _MAX_OUTPUT: Final = 2**20
 _WRITING: Final = frozenset({"messages", "prompt", "file"})
+# Fields of a response, whose `input` embeddings and decisions have, too.
+_RESPONDING: Final = frozenset({"max_output_tokens", "reasoning", "text", "temperature", "tools"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,10 @@ def max_output_tokens(body: Mapping[str, Any]) -> int | None:
 
     It is 0 for vectors and scores, which have no output.
     """
-    if _WRITING.isdisjoint(body) and body.get("decide_by") != "chat":
+    if _is_read(body):
         return 0
-    most = body.get("max_completion_tokens")
-    most = body.get("max_tokens") if most is None else most
+    names = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+    most = next((body[name] for name in names if body.get(name) is not None), None)
     if not isinstance(most, int) or most < 0:
         return None
     prompts, num_choices = body.get("prompt"), body.get("n")
@@ -65,6 +67,15 @@ def max_output_tokens(body: Mapping[str, Any]) -> int | None:
     num_answers = len(prompts) if is_list and prompts is not None else 1
     num_answers *= num_choices if isinstance(num_choices, int) and num_choices > 0 else 1
     return most * num_answers
+
+
+def _is_read(body: Mapping[str, Any]) -> bool:
+    """Return whether a body is only read, for vectors, scores or probabilities."""
+    if not _WRITING.isdisjoint(body) or body.get("decide_by") == "chat":
+        return False
+    given = body.get("input")
+    has_items = isinstance(given, list) and bool(given) and isinstance(given[0], dict)
+    return "questions" in body or not (has_items or not _RESPONDING.isdisjoint(body))
 
 
 def expected_tokens(body: Mapping[str, Any], num_bytes: int) -> ExpectedTokens:

@@ -21,6 +21,7 @@ _MAX_BYTES: Final = 2**18
 _MAX_CHARS: Final = 200
 _OPERATIONS: Final = {
     "/chat/completions": "chat",
+    "/responses": "chat",
     "/completions": "text_completion",
     "/embeddings": "embeddings",
 }
@@ -33,6 +34,7 @@ _NUMBERS: Final = {
     "seed": "gen_ai.request.seed",
     "max_tokens": "gen_ai.request.max_tokens",
     "max_completion_tokens": "gen_ai.request.max_tokens",
+    "max_output_tokens": "gen_ai.request.max_tokens",
 }
 
 Body = dict[str, Any]

@@ -7,6 +7,7 @@ no time, so the same line and reply print the same bytes in any run.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
@@ -20,7 +21,7 @@ from .lines import INVALID_CELL, Line, LineError
 Dialect = Literal["openai", "vllm"]
 _ROW_ID: Final = "batch_req_"
 _ROW_END: Final = b'},"error":null}\n'
-_TRUNCATED: Final = b'"finish_reason":"length"'
+_TRUNCATED: Final = re.compile(rb'"finish_reason":"length"|"reason":"max_output_tokens"')
 
 SEPARATOR_ESCAPES: Final = {ord(char): f"\\u{ord(char):04x}" for char in "\u0085\u2028\u2029"}
 """Escapes of the characters that other readers treat as line ends, for `str.translate`."""
@@ -148,7 +149,7 @@ def parse_row_head(data: bytes) -> RowHead:
             body = response["body"] or {}
             head = head._replace(
                 status_code=response["status_code"],
-                created=body.get("created"),
+                created=body.get("created", body.get("created_at")),
                 is_truncated=has_truncated_answer(body),
             )
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
@@ -158,7 +159,7 @@ def parse_row_head(data: bytes) -> RowHead:
 
 def is_truncated(row: bytes) -> bool:
     """Return whether an answer of a printed row reached its token limit."""
-    if _TRUNCATED not in row:  # quotes within a string are escaped, so few rows are parsed
+    if _TRUNCATED.search(row) is None:  # quotes within a string are escaped, so few rows are parsed
         return False
     try:
         return parse_row_head(row).is_truncated
@@ -167,7 +168,10 @@ def is_truncated(row: bytes) -> bool:
 
 
 def has_truncated_answer(body: Mapping[str, Any]) -> bool:
-    """Return whether a choice of a reply has the finish reason `length`."""
+    """Return whether an answer of a reply reached its token limit."""
+    details = body.get("incomplete_details")
+    if isinstance(details, dict) and details.get("reason") == "max_output_tokens":
+        return True
     choices = body.get("choices")
     return isinstance(choices, list) and any(
         isinstance(choice, dict) and choice.get("finish_reason") == "length" for choice in choices

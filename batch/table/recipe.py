@@ -20,6 +20,7 @@ from tidemill.protocol.routes import (
     DECISIONS,
     EMBEDDINGS,
     ENDPOINTS,
+    RESPONSES,
     Route,
     find_route,
 )
@@ -157,6 +158,11 @@ def parse_recipe(given: Mapping[str, Any], *, may_escalate: bool = False) -> Rec
     params = given.get("params", {})
     if not isinstance(params, Mapping):
         raise RecipeError("`params` must be a table, such as params = {temperature = 0}")
+    if route is RESPONSES:
+        raise RecipeError(
+            f"{route.name} does not support tables: use {CHAT_COMPLETIONS.name}, which gives the "
+            "same answers"
+        )
     _check_questions(given, route, params, has_questions=bool(questions))
     if _flag(given, "confidence"):
         if route not in {CHAT_COMPLETIONS, COMPLETIONS}:

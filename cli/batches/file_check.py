@@ -31,7 +31,7 @@ from tidemill.offline.console.error_summary import ErrorSummary
 from tidemill.protocol.constraints.request import asks_for_automaton
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.requests import PROMPT_FIELDS, check_request
-from tidemill.protocol.routes import CHAT_COMPLETIONS, COMPLETIONS, find_route
+from tidemill.protocol.routes import CHAT_COMPLETIONS, COMPLETIONS, RESPONSES, find_route
 
 if TYPE_CHECKING:
     from tidemill.engine.structured_output.constraint_check import ConstraintCheck
@@ -47,7 +47,7 @@ _TEXT_FIELDS = (
     *("instructions", "choices", "levels", "value", "label", "description"),  # of questions
 )
 _SHOWN_BYTES = 2**20
-_WRITING = (CHAT_COMPLETIONS, COMPLETIONS)
+_WRITING = (CHAT_COMPLETIONS, RESPONSES, COMPLETIONS)
 
 
 @dataclass(slots=True)

@@ -307,6 +307,7 @@ def run_server(options: ServeOptions, *, load: Load[Online], watch: Watch | None
             options.max_file_bytes,
             responder,
             has_keys=bool(options.api_keys),
+            context=context,
         )
         raise_file_limit()
         make_server(

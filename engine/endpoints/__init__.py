@@ -26,6 +26,7 @@ from .endpoint import Endpoint
 from .generative_scoring import GenerativeScoring
 from .image_inputs import ImageSupport
 from .media_fetch import Fetch, MediaFetcher, RecordingFetcher
+from .responses import Responses
 from .scoring import Rerank, Score
 from .tokens import Detokenize, Tokenize, TokenizerInfo
 from .transcriptions import SpeechModel, Transcriptions
@@ -65,7 +66,7 @@ def text_endpoints(
         reader = LiquidReader(model, parsers)
     by_chat = ChatReader(chat)
     decisions = (Decisions(reader, by_chat), SystemOne(reader, by_chat))
-    return (chat, completions, GenerativeScoring(model), *decisions)
+    return (chat, completions, GenerativeScoring(model), *decisions, Responses(chat))
 
 
 def token_endpoints(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
@@ -58,28 +58,33 @@ class ChatCompletions:
         verifies: bool = False,
     ) -> None:
         self._tokenizer = model.tokenizer
-        self._images = ImageInputs(model.tokenizer, image_support)
+        self.images = ImageInputs(model.tokenizer, image_support)
         self._preprocessor = ChatPreprocessor(model, parsers)
         self._sequences = SequenceRequestBuilder(model, seed=seed)
         self._verifies = verifies
 
     def fetched(self, body: dict[str, Any]) -> AbstractAsyncContextManager[dict[str, Any]] | None:
         """Return the fetch of a body's images; None for a body without images."""
-        return self._images.fetched(body, _images_of) if has_images(body) else None
+        return self.images.fetched(body, _images_of) if has_images(body) else None
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
         """Return a sequence for each choice of the conversation's next message."""
-        request = read_body(ChatCompletionRequest, body)
+        return self.prepare_request(read_body(ChatCompletionRequest, body), body, metadata)
+
+    def prepare_request(
+        self, request: ChatCompletionRequest, body: Mapping[str, Any], metadata: RequestMetadata
+    ) -> _Prepared:
+        """Return the sequences of a parsed request; `body` contains its fetched images."""
         conversation = self._preprocessor.preprocess(request, metadata)
         options = _options(conversation)
         # A plain chat is not shown to the image inputs.
         shows_images = any(message.images() for message in request.messages)
         if not shows_images:  # image prompts cannot be truncated
             request = self._sequences.with_truncation(request)
-        images = self._images.decode(_image_urls(request), body) if shows_images else []
+        images = self.images.decode(_image_urls(request), body) if shows_images else []
         prompt = conversation.prompt
         if images:
-            prompt = self._images.expand_marks(prompt, images)
+            prompt = self.images.expand_marks(prompt, images)
         # Templates write the opening special tokens themselves, so none are added by default.
         prompt_ids = self._sequences.tokenize_prompt(
             prompt,
@@ -89,7 +94,7 @@ class ChatCompletions:
         )
         prompt_images: tuple[PromptImage, ...] = ()
         if images:
-            prompt_ids, prompt_images = self._images.place(prompt_ids, images)
+            prompt_ids, prompt_images = self.images.place(prompt_ids, images)
         sequences = self._sequences.build([prompt_ids], request, options, metadata=metadata)
         if prompt_images:
             sequences = [replace(sequence, images=prompt_images) for sequence in sequences]

@@ -16,6 +16,7 @@ from tidemill.protocol.routes import (
     EMBEDDINGS,
     GENERATIVE_SCORING,
     RERANK,
+    RESPONSES,
     SCORE,
     SYSTEM_ONE,
     TRANSCRIPTIONS,
@@ -54,5 +55,8 @@ def endpoints_of(config: EngineConfig) -> tuple[str, ...] | None:
     elif description.get("model_type") == _SPEECH_TYPE:
         routes = [TRANSCRIPTIONS, TRANSLATIONS]
     else:
-        routes = [CHAT_COMPLETIONS, COMPLETIONS, GENERATIVE_SCORING, DECISIONS, SYSTEM_ONE]
+        routes = [
+            *(CHAT_COMPLETIONS, RESPONSES, COMPLETIONS),
+            *(GENERATIVE_SCORING, DECISIONS, SYSTEM_ONE),
+        ]
     return tuple(route.name for route in routes)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 TEMPERATURE, MAX_TOKENS, SYSTEM_PROMPT = "--temperature", "--max-tokens", "--system-prompt"
 
 _SYSTEM_ROLES = {"system", "developer"}
-_LIMITS = ("max_tokens", "max_completion_tokens")
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,12 @@ class Defaults:
         if TEMPERATURE in flags and body.get("temperature") is None:
             given["temperature"] = self.temperature
         if MAX_TOKENS in flags and all(body.get(name) is None for name in _LIMITS):
-            given["max_tokens"] = self.max_tokens
-        if SYSTEM_PROMPT in flags and _needs_system_message(body.get("messages")):
+            is_response = "input" in body
+            given["max_output_tokens" if is_response else "max_tokens"] = self.max_tokens
+        if SYSTEM_PROMPT in flags and "input" in body:
+            if body.get("instructions") is None and not _has_system_message(body["input"]):
+                given["instructions"] = self.system_prompt
+        elif SYSTEM_PROMPT in flags and _needs_system_message(body.get("messages")):
             first = {"role": "system", "content": self.system_prompt}
             given["messages"] = [first, *body["messages"]]
         return {**body, **given} if given else body
@@ -79,10 +83,16 @@ class DefaultingResponder:
 
 def _needs_system_message(messages: object) -> bool:
     """Return whether this is a conversation without a system or developer message."""
-    if not isinstance(messages, list) or not messages:
+    is_conversation = isinstance(messages, list) and bool(messages)
+    return is_conversation and not _has_system_message(messages)
+
+
+def _has_system_message(messages: object) -> bool:
+    """Return whether a conversation, or the input of a response, has instructions."""
+    if not isinstance(messages, list):
         return False
     roles = (message.get("role") for message in messages if isinstance(message, Mapping))
-    return not any(isinstance(role, str) and role in _SYSTEM_ROLES for role in roles)
+    return any(isinstance(role, str) and role in _SYSTEM_ROLES for role in roles)
 
 
 def _flags_of(url: str) -> frozenset[str]:
@@ -90,7 +100,7 @@ def _flags_of(url: str) -> frozenset[str]:
     from tidemill.protocol import routes
 
     match routes.find_route(url):
-        case routes.CHAT_COMPLETIONS:
+        case routes.CHAT_COMPLETIONS | routes.RESPONSES:
             return frozenset({TEMPERATURE, MAX_TOKENS, SYSTEM_PROMPT})
         case routes.COMPLETIONS:
             return frozenset({TEMPERATURE, MAX_TOKENS})

@@ -89,6 +89,7 @@ AUTOMATON_FIELDS = frozenset(
         "regex",
         "ebnf",
         "grammar",
+        "text",
         "tools",
         "stop_regex",
     }
@@ -98,7 +99,10 @@ AUTOMATON_FIELDS = frozenset(
 
 def asks_for_automaton(body: Mapping[str, Any]) -> bool:
     """Say whether a body may need a grammar that takes long to compile, even for a small body."""
-    return any(body.get(name) is not None for name in AUTOMATON_FIELDS)
+    if any(body.get(name) is not None for name in AUTOMATON_FIELDS - {"text"}):
+        return True
+    text = body.get("text")  # of a response; inputs of scores have other types
+    return isinstance(text, dict) and text.get("format") is not None
 
 
 def _format_type(name: str) -> str:

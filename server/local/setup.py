@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from starlette.routing import Route
@@ -11,9 +11,11 @@ from starlette.routing import Route
 from tidemill.protocol.contract import Responder, Served
 from tidemill.protocol.names import own_names
 
+from ..context import ServerContext
 from .batch_routes import BatchRoutes
 from .dashboard_routes import DashboardRoutes
 from .file_routes import MAX_FILE_BYTES, FileRoutes
+from .response_routes import ResponseRoutes
 from .runner import Runner
 from .store import Store
 from .upload_routes import UploadRoutes
@@ -35,11 +37,12 @@ def make_local_batches(
     responder: Responder | None = None,
     *,
     has_keys: bool = False,
+    context: ServerContext | None = None,
 ) -> LocalBatches:
     """Return the API and the dashboard of a store; `names` are the served model names.
 
     `max_file_bytes` bounds an uploaded file; a `responder` answers lines in place of the engine.
-    With `has_keys`, the dashboard has a sign-in form.
+    With `has_keys`, the dashboard has a sign-in form. With a `context`, responses are stored.
     """
     model = own_names(names)[0]
     models = dict.fromkeys((*names, *engine.info().adapters), model)
@@ -48,4 +51,16 @@ def make_local_batches(
     files, batches = FileRoutes(store, most), BatchRoutes(store, runner)
     dashboard = DashboardRoutes(store, batches, files, [*models], has_keys=has_keys)
     apis = (files, UploadRoutes(store, most), batches, dashboard)
-    return LocalBatches([route for api in apis for route in api.routes()], runner.running)
+    routes = [route for api in apis for route in api.routes()]
+    if context is None:
+        return LocalBatches(routes, runner.running)
+    responses = ResponseRoutes(context, store.responses)
+
+    @asynccontextmanager
+    async def running() -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(runner.running())
+            await stack.enter_async_context(responses.running())
+            yield
+
+    return LocalBatches([*responses.routes(), *routes], running)

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from tidemill.batch.stored_file import File
 
-from . import batches, files, history, input_lines, rows, uploads
+from . import batches, files, history, input_lines, responses, rows, uploads
 from .batches import BatchTable
 from .database import Database
 from .files import FileTable
 from .folder import Folder, is_full, lock_folder, sync_folder
 from .input_lines import InputLines
+from .responses import ResponseTable
 from .results import Results
 from .rows import Rows
 from .uploads import UploadTable
@@ -32,6 +33,7 @@ class Store:
     uploads: UploadTable
     results: Results
     input_lines: InputLines
+    responses: ResponseTable
 
     def input_path(self, batch_id: str) -> Path:
         """Return the path of a batch's input: its own hard link to the file."""
@@ -102,7 +104,7 @@ def open_store(root: Path) -> Iterator[Store]:
             folder.database,
             (
                 *(files.SCHEMA, batches.SCHEMA, history.SCHEMA, uploads.SCHEMA),
-                *(rows.SCHEMA, *rows.INDEXES, input_lines.SCHEMA),
+                *(rows.SCHEMA, *rows.INDEXES, input_lines.SCHEMA, responses.SCHEMA),
             ),
             rows.UPGRADES,
         )
@@ -116,6 +118,7 @@ def open_store(root: Path) -> Iterator[Store]:
                 UploadTable(database, file_table, folder),
                 Results(database, batch_table, file_table, folder),
                 InputLines(database, folder),
+                ResponseTable(database),
             )
         finally:
             database.close()

@@ -61,10 +61,10 @@ async def test_predicted_errors_equal_the_engines(url: str, body: dict[str, Any]
 async def test_an_unknown_url_is_refused_with_the_supported_ones() -> None:
     """The list has all endpoints of engines, or those of the model."""
     with pytest.raises(RequestError) as foretold:
-        check_request("/v1/responses", {}, ["tiny"])
-    reply = await Scene().served.respond("/v1/responses", {}, "req_1", 0)
+        check_request("/v1/edits", {}, ["tiny"])
+    reply = await Scene().served.respond("/v1/edits", {}, "req_1", 0)
     for message in (foretold.value.message, reply.body["error"]["message"]):
-        assert "/v1/responses is not supported" in message
+        assert "/v1/edits is not supported" in message
         assert CHAT in message
     assert reply.body["error"]["code"] == foretold.value.code
 
@@ -72,7 +72,7 @@ async def test_an_unknown_url_is_refused_with_the_supported_ones() -> None:
 @pytest.mark.parametrize(
     ("url", "body", "param"),
     [
-        ("/v1/responses", {}, "url"),
+        ("/v1/edits", {}, "url"),
         ("/v1/embeddings", {"input": []}, "input"),
         ("/v1/embeddings", {"input": "a", "padding": "max_length"}, "padding"),
         ("/api/v1/score", {"text_1": "a"}, "text_1"),

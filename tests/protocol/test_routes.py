@@ -45,7 +45,7 @@ def test_a_url_has_one_endpoint(url: str, name: str) -> None:
         "/score/",
         "/rerank/",
         "/audio/translations",
-        "/v1/responses",
+        "/v1/edits",
     ],
 )
 def test_other_urls_have_none(url: str) -> None:

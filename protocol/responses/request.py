@@ -1,0 +1,229 @@
+"""The request body of `/v1/responses`, and the chat that answers it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import starmap
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PrivateAttr,
+    Tag,
+    model_validator,
+)
+
+from ..chat import ChatCompletionRequest
+from ..errors import RequestError
+from ..fields import NumLogprobs, Text, Whole
+from ..validation import short_repr
+from .input_items import ChatMessages, ImagePart, Item
+
+LOGPROBS = "message.output_text.logprobs"
+
+Include = Literal[
+    "message.output_text.logprobs",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+# Parameters of a chat, and their names here; None if there is no such parameter.
+_CHAT_NAMES: dict[str, str | None] = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
+    "logprobs": "top_logprobs",
+    **dict.fromkeys(("confidence", "echo", "prompt_logprobs", "logprob_start_len")),
+    **dict.fromkeys(("add_generation_prompt", "continue_final_message", "return_token_ids")),
+}
+_OWN_PARAMS = (
+    (re.compile(r"^response_format\.json_schema\b"), "text.format"),
+    (re.compile(r"^response_format\b"), "text.format"),
+    (re.compile(r"^max_(completion_)?tokens$"), "max_output_tokens"),
+    (re.compile(r"^reasoning_effort$"), "reasoning.effort"),
+    (re.compile(r"^verbosity$"), "text.verbosity"),
+    (re.compile(r"^(tools\.\d+|tool_choice)\.function\b"), r"\1"),
+    (re.compile(r"^messages$"), "input"),
+)
+_MESSAGE = re.compile(r"^messages\.(\d+)\b")
+
+
+def _form_of_input(value: object) -> str | None:
+    if isinstance(value, str):
+        return "<text>"
+    return "<items>" if isinstance(value, list) else None
+
+
+Input = Annotated[
+    Annotated[Text, Field(min_length=1), Tag("<text>")]
+    | Annotated[list[Item], Field(fail_fast=True, min_length=1), Tag("<items>")],
+    Discriminator(
+        _form_of_input,
+        custom_error_type="input_form",
+        custom_error_message="Input should be a string or a list of items",
+    ),
+]
+
+
+class TextConfig(BaseModel):
+    """Format of the answer's text; a chat checks it as its `response_format`."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    format: dict[str, Any] | None = None
+    verbosity: Any = None
+
+    def chat_format(self) -> dict[str, Any] | None:
+        """Return the format as a chat has it."""
+        if self.format is None or self.format.get("type") != "json_schema":
+            return self.format
+        schema = {name: value for name, value in self.format.items() if name != "type"}
+        return {"type": "json_schema", "json_schema": schema}
+
+
+class ReasoningConfig(BaseModel):
+    """Effort of the reasoning; answers have its text, so a `summary` has no effect."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    effort: Any = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponsesRequest(BaseModel):
+    """The body of a request to `/v1/responses`.
+
+    Fields that are not OpenAI's, such as `top_k`, have the meaning that they have in a chat.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: str | None = None
+    input: Input
+    instructions: Text | None = None
+    max_output_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    include: Annotated[list[Include], Field(fail_fast=True)] | None = None
+    top_logprobs: NumLogprobs | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    temperature: Any = None
+    top_p: Any = None
+
+    _chat: ChatCompletionRequest = PrivateAttr()
+    _places: list[str] = PrivateAttr(default_factory=list)
+
+    @model_validator(mode="after")
+    def _translate(self) -> Self:
+        from ..requests import read_body  # it lists this request
+
+        extra = self.__pydantic_extra__ or {}
+        for name, own in _CHAT_NAMES.items():
+            if extra.get(name) is not None:
+                hint = f"use `{own}`" if own else "remove it"
+                raise RequestError(
+                    f"`{name}` is not a parameter of /v1/responses: {hint}.",
+                    param=name,
+                    code="unsupported_parameter",
+                )
+        chat = ChatMessages(self.instructions, self.input)
+        self._places = chat.places
+        if not chat.messages:
+            raise RequestError("`input` must contain a message.", param="input")
+        text, reasoning = self.text or TextConfig(), self.reasoning or ReasoningConfig()
+        body = {
+            **{name: value for name, value in extra.items() if name not in _CHAT_NAMES},
+            "model": self.model,
+            "messages": chat.messages,
+            "max_completion_tokens": self.max_output_tokens,
+            "response_format": text.chat_format(),
+            "verbosity": text.verbosity,
+            "reasoning_effort": reasoning.effort,
+            "tools": [*starmap(_chat_tool, enumerate(self.tools))] if self.tools else None,
+            "tool_choice": _chat_choice(self.tool_choice),
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "logprobs": self.shows_logprobs or None,
+            "top_logprobs": (self.top_logprobs or None) if self.shows_logprobs else None,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+        }
+        with self.own_names():
+            self._chat = read_body(
+                ChatCompletionRequest,
+                {name: value for name, value in body.items() if value is not None},
+            )
+        return self
+
+    @property
+    def chat(self) -> ChatCompletionRequest:
+        """Return the chat that answers the request."""
+        return self._chat
+
+    @property
+    def shows_logprobs(self) -> bool:
+        """Say whether the answer has log-probabilities."""
+        return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
+
+    @contextmanager
+    def own_names(self) -> Iterator[None]:
+        """Replace a chat's parameters in errors with the ones of this body."""
+        try:
+            yield
+        except RequestError as error:
+            if error.param is not None:
+                own = self._own_param(error.param)
+                error.message = error.message.replace(f"`{error.param}`", f"`{own}`")
+                error.param = own
+            raise
+
+    def _own_param(self, param: str) -> str:
+        if place := _MESSAGE.match(param):
+            return self._places[int(place[1])] + param[place.end() :]
+        for pattern, own in _OWN_PARAMS:
+            param = pattern.sub(own, param)
+        return param
+
+    def images(self) -> list[tuple[str, str]]:
+        """Return the path of each image of a message or of an output, and its URL."""
+        return [
+            (f"input.{index}.{name}.{place}", part.image_url)
+            for index, item in enumerate(self.input if isinstance(self.input, list) else ())
+            for name in ("content", "output")
+            for place, part in enumerate(getattr(item, name, None) or ())
+            if isinstance(part, ImagePart)
+        ]
+
+
+def _chat_tool(place: int, tool: dict[str, Any]) -> dict[str, Any]:
+    function = {name: value for name, value in tool.items() if name != "type"}
+    if tool.get("type") != "function":
+        raise RequestError(
+            f"`tools.{place}.type` must be 'function': built-in tools are not supported; got "
+            f"{short_repr(tool.get('type'))}.",
+            param=f"tools.{place}.type",
+        )
+    return {"type": "function", "function": function}
+
+
+def _chat_choice(choice: Any) -> Any:
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return choice
