@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 from .file.expected_tokens import ExpectedTokens
 from .file.throughput import Rates
 
 ROW_TIMES = ("first_row_at", "last_row_at")
-"""The last fields of Progress: times, which are not added up."""
+"""Fields of Progress that are times, which are not added up."""
 
 
 @dataclass(frozen=True, slots=True)

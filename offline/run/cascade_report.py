@@ -41,8 +41,8 @@ def report_lines(cascade: Mapping[str, Any]) -> Iterator[str]:
     if rows[1:]:
         yield from columns(rows)
     if cascade.get("escalation_failed"):
-        rows = amount(cascade["escalation_failed"], "row")
-        yield f"{rows} failed with the second model and kept the first model's answer:"
+        count = amount(cascade["escalation_failed"], "row")
+        yield f"{count} failed with the second model and kept the first model's answer:"
         for kind in cascade["escalation_errors"]:
             yield f"  {kind['count']:,} × {kind['message']}"
     if cascade["untimed_rows"]:
