@@ -368,8 +368,8 @@ def _fixed(questions: Questions, params: Mapping[str, Any]) -> dict[str, Any]:
         raise TidemillError(
             f"`{unknown[0]}` is not a parameter of {_DECISIONS}: use {', '.join(sorted(known))}"
         )
-    each = [questions] if isinstance(questions, (str, Mapping)) else questions
-    if not isinstance(each, Iterable) or isinstance(each, bytes):
+    each: object = [questions] if isinstance(questions, (str, Mapping)) else questions
+    if isinstance(each, bytes) or not isinstance(each, Iterable):
         raise TypeError(f"`questions` must be a question or a list; got {short_repr(questions)}")
     return {**params, "questions": [*map(_question, each)]}
 

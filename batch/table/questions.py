@@ -343,7 +343,7 @@ def _question(
         )
     field = _FIELDS[kind]
     if not 2 <= len(options) <= MAX_OPTIONS:
-        counted = field.removesuffix("s") if len(options) == 1 else field
+        counted = str(field).removesuffix("s") if len(options) == 1 else field
         raise RecipeError(
             f"{place} has {len(options):,} {counted}: it must have from 2 to {MAX_OPTIONS}"
         )
