@@ -13,7 +13,14 @@ from typing import Any, Final, NamedTuple, Protocol
 from pydantic_core import to_json
 
 from tidemill.batch.table.csv_text import csv_text
-from tidemill.batch.table.parquet_writer import MAGIC, CellType, utf8, write_footer, write_group
+from tidemill.batch.table.parquet_writer import (
+    MAGIC,
+    CellType,
+    RowGroup,
+    utf8,
+    write_footer,
+    write_group,
+)
 
 from .exported_cells import ExportShape
 from .row_query import BadQuery, RowQuery
@@ -90,11 +97,19 @@ def export_piece(source: ExportSource, fields: Mapping[str, str]) -> bytes:
     rows = [*_fitting(shape, found.rows)]
     after = rows[-1][0] if len(rows) < len(found.rows) else found.next_after
     meta: dict[str, Any] = {"rows": len(rows), "after": after, "columns": shape.to_text()}
-    if not request.is_parquet:
-        return _piece(_csv(shape, rows, has_header=request.shape is None), **meta)
-    head = b"" if request.start else MAGIC
-    group = write_group(shape.columns(), [*zip(*rows, strict=True)], request.start or len(head))
-    return _piece(head + group.data + group.about, **meta, about=len(group.about))
+    data, group = encode_rows(shape, rows, is_parquet=request.is_parquet, start=request.start)
+    return _piece(data + group, **meta, about=len(group))
+
+
+def encode_rows(
+    shape: ExportShape, rows: Sequence[Sequence[Any]], *, is_parquet: bool, start: int
+) -> RowGroup:
+    """Return the cells of rows for the place `start` of a file; a file has at least one row."""
+    if not is_parquet:
+        return RowGroup(_csv(shape, rows, has_header=not start), b"")
+    head = b"" if start else MAGIC
+    group = write_group(shape.columns(), [*zip(*rows, strict=True)], start + len(head))
+    return RowGroup(head + group.data, group.about)
 
 
 def _piece(data: bytes, **meta: Any) -> bytes:

@@ -33,10 +33,8 @@ class CellError(ProtocolError):
         self.column = column
 
 
-class NotReadHere(ProtocolError):
+class NotReadHere(Exception):
     """A column whose cells are read only after the upload; the message has its name and why."""
-
-    code = "not_read_here"
 
     def __init__(self, column: str, reason: str) -> None:
         super().__init__(f"column `{column}` cannot be read here, because {reason}")

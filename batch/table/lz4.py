@@ -36,7 +36,7 @@ def unpack_frame(data: bytes, num_bytes: int) -> bytes:
 
 
 def unpack_block(block: bytes, found: bytearray, num_bytes: int) -> None:
-    """Append the bytes of a block until there are so many; raises ValueError and IndexError."""
+    """Append bytes of a block until there are `num_bytes`; raises ValueError and IndexError."""
     place = 0
     while place < len(block) and len(found) < num_bytes:
         token = block[place]

@@ -33,6 +33,17 @@ def with_table(batch: Batch, targets: Targets, output: str | None, errors: str |
     return replace(targets, table=table)
 
 
+def is_table_of_rows(batch: Batch, name: str | None) -> bool:
+    """Say whether a file name requests a table of the rows of a batch that has none."""
+    return name is not None and batch.table_url is None and format_of_rows(name) is not None
+
+
+def format_of_rows(name: str) -> str | None:
+    """Return the format of a table of rows by its name; None for other names."""
+    found = FORMATS_BY_SUFFIX.get(PurePosixPath(name).suffix.lower())
+    return found if found in {"csv", "parquet"} else None
+
+
 def _is_table_name(name: str) -> bool:
     """Return whether a file name is a table's; `.jsonl` files contain rows."""
     suffix = PurePosixPath(name).suffix.lower()
@@ -41,7 +52,9 @@ def _is_table_name(name: str) -> bool:
 
 def _check_format(batch: Batch, output: str, suffix: str | None) -> None:
     if suffix is None:
-        raise Refused(f"{batch.id} has no table, only rows: pass -o a .jsonl file name")
+        raise Refused(
+            f"{batch.id} has no table, only rows: pass -o a .jsonl, .csv or .parquet file name"
+        )
     named = PurePosixPath(output).suffix.lower()
     if FORMATS_BY_SUFFIX[named] != FORMATS_BY_SUFFIX.get(suffix):
         raise Refused(

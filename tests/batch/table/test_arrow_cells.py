@@ -71,7 +71,7 @@ def test_cells_are_those_that_arrow_reads(is_stream: bool, compression: str | No
 
 
 def test_few_bytes_are_read() -> None:
-    """Those of the schema, of the header of a batch, and of the first cells."""
+    """The schema, the header of a batch and the first cells are read."""
     table = pa.table({"a": ["x" * 1000] * 100_000, "b": ["y"] * 100_000})
     sink = io.BytesIO()
     with ipc.new_file(sink, table.schema) as writer:

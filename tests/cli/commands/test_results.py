@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
+
 import pytest
+from pyarrow import parquet
 
 from tests.cli.api_rig import Shell, line, submitted
 from tests.cli.fake_api import row_of
+from tidemill.cli.batches import row_table
 
 
 def test_results_of_a_batch_that_runs_are_not_there_yet(shell: Shell) -> None:
@@ -120,6 +125,28 @@ def test_rows_are_not_called_a_table(shell: Shell) -> None:
         "pass -o a .parquet file name\n"
     )
     shell.api.batches[batch_id]["tidemill"] |= {"table_file_id": None, "table_url": None}
-    result = shell.type("results", batch_id, "-o", "x.parquet")
+    result = shell.type("results", batch_id, "-o", "x.arrow")
     assert (result.status, [*shell.folder.glob("x.*")]) == (2, [])
     assert f"{batch_id} has no table, only rows" in result.err
+
+
+def test_rows_of_requests_are_written_as_a_table(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row is in it, with its answer or its error; the file is not overwritten."""
+    monkeypatch.setattr(row_table, "_GROUP_ROWS", 2)
+    batch_id = submitted(shell, *"abcde", fail="busy")
+    shell.type("resume", batch_id)
+    for name in ("x.csv", "x.parquet"):
+        result = shell.type("results", batch_id, "-o", name, "--json")
+        assert result.status == 3
+        assert result.values[-1]["saved"] == {"table": name}
+        assert f"5 rows in {name}" in result.err
+        assert shell.type("results", batch_id, "-o", name).status == 2
+    table = parquet.read_table(shell.folder / "x.parquet")
+    text = (shell.folder / "x.csv").read_text(encoding="utf-8-sig")
+    rows = [*csv.DictReader(io.StringIO(text, newline=""))]
+    assert table["custom_id"].to_pylist() == [row["custom_id"] for row in rows] == [*"abcde"]
+    assert table["error"].to_pylist()[-1] == rows[-1]["error"] == "busy"
+    refused = shell.type("results", batch_id, "-o", "y.csv", "-e", "errors")
+    assert (refused.status, "remove -e" in refused.err) == (2, True)
