@@ -5,7 +5,7 @@ Equal requests have equal results if these are deterministic.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic_core import to_json
@@ -17,14 +17,23 @@ _QUESTIONS = "questions"
 _GENERATING = frozenset({"messages", "prompt", "file", "file_url"})
 
 
-def prompt_key(body: Mapping[str, Any]) -> bytes:
-    """Return JSON of everything that a body's prompt is rendered from, in rendering order."""
+def prompt_fields(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the fields that a body's prompt is rendered from, in rendering order."""
     names = [name for name in PROMPTS if name in body]
     if _is_decision(body):
         place = 0 if body.get("question_layout") == "questions_first" else len(names)
         names.insert(place, _QUESTIONS)
+    return tuple(names)
+
+
+def prompt_key(body: Mapping[str, Any], fields: Sequence[str] | None = None) -> bytes:
+    """Return JSON of everything that a body's prompt is rendered from, in rendering order.
+
+    `fields` are those of `prompt_fields`, if they are known.
+    """
+    names = prompt_fields(body) if fields is None else fields
     # Fields that are rendered before the conversation come before it.
-    return to_json([body.get("model"), body.get("tools"), *(body[name] for name in names)])
+    return to_json([body.get("model"), body.get("tools"), *[body[name] for name in names]])
 
 
 def settings_key(body: Mapping[str, Any]) -> bytes:

@@ -77,7 +77,6 @@ _SEQUENCE_LISTS = (
 
 _MAX_CACHED_CHARS = 256
 _cached_route = lru_cache(maxsize=64)(served_route)
-_TEXT_FIELDS = {"role", "content"}
 _OF_TEXTS = (ChatCompletionRequest, CompletionRequest, EmbeddingRequest)
 _MAX_FORMS, _MAX_FORM_BYTES, _MAX_TEXTS = 256, 2**15, 64
 
@@ -241,10 +240,10 @@ def _roles_of_texts(body: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     roles = []
     for message in value:
-        if not (isinstance(message, dict) and message.keys() == _TEXT_FIELDS):
+        if type(message) is not dict or len(message) != 2:
             return ()
-        role = message["role"]
-        if not (isinstance(role, str) and isinstance(message["content"], str)):
+        role = message.get("role")
+        if type(role) is not str or type(message.get("content")) is not str:
             return ()
         roles.append(role)
     return tuple(roles)

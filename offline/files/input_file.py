@@ -16,7 +16,7 @@ from tidemill.batch.file.formats import (
     detect_file,
     open_lines,
 )
-from tidemill.batch.file.lines import FormatError, RawLine, read_lines
+from tidemill.batch.file.lines import FormatError, RawLine, read_lines, read_placed_lines
 
 from ..console.errors import BadInput
 from ..console.terminal import log
@@ -36,14 +36,6 @@ class PlacedLine(NamedTuple):
 
     place: int
     raw: RawLine
-
-
-class LineSpan(NamedTuple):
-    """Position of a line in the plain JSONL, in bytes, and its number."""
-
-    start: int
-    num_bytes: int
-    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,22 +118,27 @@ class InputFile:
 
     def lines(self) -> Iterator[RawLine]:
         """Yield the non-blank lines; raises BadInput for a damaged file."""
-        for raw, _ in self.spans():
+        for raw, _ in self.placed_lines():
             yield raw
 
-    def spans(self) -> Iterator[tuple[RawLine, LineSpan]]:
-        """Yield the non-blank lines with their spans; raises BadInput for a damaged file."""
+    def placed_lines(self) -> Iterator[tuple[RawLine, int]]:
+        """Yield the non-blank lines, each with the position of its first byte in the plain JSONL.
+
+        Raises BadInput for a damaged file.
+        """
+        first_number, start, end = 1, 0, None
         try:
-            stream, first_number = _Counted(self._stream()), 1
+            stream = self._stream()
             if (part := self.part) is not None:
-                stream.seek(part.first.start, part.end.start)
-                first_number = part.first.number
-            for raw in read_lines(
-                stream, max_line_bytes=self.max_line_bytes, first_number=first_number
-            ):
-                num_bytes = len(raw.data) if raw.overlong is None else raw.overlong.num_bytes
-                start = stream.num_bytes - stream.ends_line - num_bytes
-                yield raw, LineSpan(start, num_bytes, raw.number)
+                first_number, start, end = part.first.number, part.first.start, part.end.start
+                stream.seek(start)
+            yield from read_placed_lines(
+                stream,
+                max_line_bytes=self.max_line_bytes,
+                first_number=first_number,
+                start=start,
+                end=end,
+            )
         except FormatError as exc:
             raise self._damaged(exc) from exc
 
@@ -193,28 +190,3 @@ class InputFile:
 
     def _damaged(self, exc: FormatError) -> BadInput:
         return BadInput(f"{self.source.name} cannot be run. {exc.message}")
-
-
-class _Counted:
-    """Line-based stream that counts its bytes."""
-
-    def __init__(self, stream: BinaryFile) -> None:
-        self._stream = stream
-        self._end: int | None = None
-        self.num_bytes = 0
-        self.ends_line = False
-
-    def seek(self, start: int, end: int) -> None:
-        """Seek to the start of a line; the stream then ends at `end`, the start of another line."""
-        self._stream.seek(start)
-        self.num_bytes, self._end = start, end
-
-    def readline(self, size: int) -> bytes:
-        """Return the next bytes up to a newline."""
-        if self.num_bytes == self._end:
-            return b""
-        data = self._stream.readline(size)
-        if data:
-            self.num_bytes += len(data)
-            self.ends_line = data.endswith(b"\n")
-        return data
