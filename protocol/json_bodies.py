@@ -45,10 +45,9 @@ def load_json(
 
     With `in_slices` another thread's event loop keeps running while large JSON is parsed.
     """
-    if len(data) > MAX_CONTAINERS:
-        check_values(data)
-        if in_slices and len(data) > _LARGE_BYTES:
-            return load_in_slices(data, allow_inf_nan=allow_inf_nan, cache_strings=cache_strings)
+    check_values(data)
+    if in_slices and len(data) > _LARGE_BYTES:
+        return load_in_slices(data, allow_inf_nan=allow_inf_nan, cache_strings=cache_strings)
     return from_json(data, allow_inf_nan=allow_inf_nan, cache_strings=cache_strings)
 
 

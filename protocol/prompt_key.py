@@ -5,7 +5,7 @@ Equal requests have equal results if these are deterministic.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic_core import to_json
@@ -26,14 +26,15 @@ def prompt_fields(body: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def prompt_key(body: Mapping[str, Any], fields: Sequence[str] | None = None) -> bytes:
-    """Return JSON of everything that a body's prompt is rendered from, in rendering order.
+def prompt_key(body: Mapping[str, Any]) -> bytes:
+    """Return JSON of everything that a body's prompt is rendered from, in rendering order."""
+    fields = [to_json(body[name]) for name in prompt_fields(body)]
+    return b",".join([prompt_head(body), *fields]) + b"]"
 
-    `fields` are those of `prompt_fields`, if they are known.
-    """
-    names = prompt_fields(body) if fields is None else fields
-    # Fields that are rendered before the conversation come before it.
-    return to_json([body.get("model"), body.get("tools"), *[body[name] for name in names]])
+
+def prompt_head(body: Mapping[str, Any]) -> bytes:
+    """Return the start of a prompt's key: parameters that are rendered before the conversation."""
+    return to_json([body.get("model"), body.get("tools")])[:-1]
 
 
 def settings_key(body: Mapping[str, Any]) -> bytes:

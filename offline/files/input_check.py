@@ -104,20 +104,16 @@ class InputReport:
         if isinstance(error, ModelNotFound) and len(self.models) < _MAX_MODELS:
             self.models[body["model"][:_MAX_NAME_CHARS]] += 1
 
-    def add_request(
-        self, number: int, url: str, body: Mapping[str, Any], form: BodyForm, defaults: Defaults
-    ) -> None:
-        """Count the kind of a request, its unknown parameters, and defaults without effect.
+    def add_request(self, number: int, url: str, body: Mapping[str, Any], form: BodyForm) -> None:
+        """Count the kind of a request and its unknown parameters.
 
         Beyond a limit, new kinds are not counted.
         """
-        kind = url, str(body.get("model") or "")[:_MAX_NAME_CHARS]
+        kind = url, form.model
         if kind in self.kinds or len(self.kinds) < _MAX_MODELS:
             self.kinds[kind] += 1
         if form.has_unknown_parameters is not False:
             form.has_unknown_parameters = self.unknown.add(url, body, number)
-        if not defaults.is_empty:
-            self.without_effect.update(defaults.without_effect(url))
 
 
 LookUp = Callable[[Line | None, Mapping[str, Any] | None], bool]
@@ -147,7 +143,7 @@ def check_lines(
     checker = RequestChecker(served_names, endpoints)
     next_word = time.monotonic() + _SECONDS_PER_WORD
     with DuplicateFinder(tmp_dir) as finder:
-        check = _LineCheck(report, index, finder, checker, defaults, look_up)
+        check = _LineCheck(report, index, finder, checker, defaults, look_up, bool(defaults.flags))
         for number, (raw, start) in enumerate(requests.placed_lines(), start=1):
             check.add(raw, start)
             if number % _LINES_PER_CLOCK == 0 and time.monotonic() >= next_word:
@@ -171,6 +167,7 @@ class _LineCheck:
     checker: RequestChecker
     defaults: Defaults
     look_up: LookUp | None
+    has_defaults: bool
     forms: BodyForms = field(default_factory=BodyForms)
 
     def add(self, raw: RawLine, start: int) -> None:
@@ -186,15 +183,18 @@ class _LineCheck:
             report.add_malformed(exc)
             return
         self.finder.add(fields["custom_id"], number)
-        url, body = fields["url"], self.defaults.apply(fields["url"], fields["body"])
+        url, body = fields["url"], fields["body"]
+        if self.has_defaults:
+            body = self.defaults.apply(url, body)
+            report.without_effect.update(self.defaults.without_effect(url))
         form = self.forms.form_of(url, body)
-        report.add_request(number, url, body, form, self.defaults)
+        report.add_request(number, url, body, form)
         if self.look_up is not None and self.look_up(line_of(raw, fields), body):
             self.index.add(start, raw.num_bytes, number)
             return
-        self.index.add(start, raw.num_bytes, number, body, form)
+        self.index.add(start, len(raw.data), number, body, form)
         try:
-            self.checker.check(url, body, form.settings)
+            self.checker.check(url, body, form.settings, form.prompt_fields)
         except RequestError as exc:
             report.add_failing(exc, body, number)
 

@@ -147,9 +147,9 @@ class InputFile:
 
         If the input is not seekable, the places must be in file order.
         """
-        if self.is_seekable:
-            yield from self._read_any(index, places)
-            return
+        return self._read_any(index, places) if self.is_seekable else self._read_in_order(places)
+
+    def _read_in_order(self, places: Iterable[int]) -> Iterator[PlacedLine]:
         numbered = enumerate(self.lines())
         for wanted in places:
             yield PlacedLine(wanted, next(raw for place, raw in numbered if place == wanted))
@@ -157,25 +157,24 @@ class InputFile:
     def _read_any(self, index: LineIndex, places: Iterable[int]) -> Iterator[PlacedLine]:
         """Yield lines from blocks while each is near the previous one, otherwise one by one."""
         file, fd = self._plain, self._plain.fileno()
+        limit, span_of = self.max_line_bytes, index.span
         block, start, end = b"", 0, 0
         for place in places:
-            first, num_bytes, number = index.span(place)
-            if num_bytes > self.max_line_bytes:
+            first, num_bytes, number = span_of(place)
+            last = first + num_bytes
+            if num_bytes > limit:
                 file.seek(first)
-                limit = self.max_line_bytes
                 raw = next(read_lines(file, max_line_bytes=limit, first_number=number))
                 yield PlacedLine(place, raw)
                 continue
-            if not start <= first <= first + num_bytes <= end:
+            if not start <= first <= last <= end:
                 is_near = start <= first < end + _BLOCK_BYTES
                 size = max(num_bytes, _BLOCK_BYTES) if is_near else num_bytes
                 block, start = os.pread(fd, size, first), first
                 end = start + len(block)
                 if self.unpacked is None:
                     self.source.check()
-            yield PlacedLine(
-                place, RawLine(number, block[first - start : first - start + num_bytes])
-            )
+            yield PlacedLine(place, RawLine(number, block[first - start : last - start]))
 
     @property
     def _plain(self) -> IO[bytes]:

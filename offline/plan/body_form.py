@@ -8,25 +8,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from pydantic_core import to_json
+
 from tidemill.batch.file.expected_tokens import max_output_tokens
-from tidemill.protocol.prompt_key import is_determined, prompt_fields, settings_key
+from tidemill.protocol.prompt_key import (
+    is_determined,
+    prompt_fields,
+    prompt_head,
+    prompt_key,
+    settings_key,
+)
 
 _MAX_FORMS: Final = 256
 _MAX_FORM_BYTES: Final = 2**15
+_MAX_NAME_CHARS: Final = 100
 
 
 class BodyForm:
     """Form of a body: its `settings` (JSON of its parameters) and facts that follow from them.
 
-    `max_tokens` is None if the body has no limit of answers' tokens. `has_unknown_parameters` is
-    None until they have been searched for.
+    `model` is the start of its model's name, `prompt_fields` are the fields that its prompt is
+    rendered from. `has_unknown_parameters` is None until they have been searched for.
     """
 
     __slots__ = (
+        "_field",
+        "_head",
         "_is_per_prompt",
+        "_max_tokens",
         "has_unknown_parameters",
         "is_determined",
-        "max_tokens",
+        "model",
         "prompt_fields",
         "settings",
     )
@@ -35,13 +47,22 @@ class BodyForm:
         self.settings = settings_key(body) if settings is None else settings
         self.prompt_fields = prompt_fields(body)
         self.is_determined = is_determined(body)
-        self.max_tokens = max_output_tokens(body)
         self.has_unknown_parameters: bool | None = None
+        self.model = str(body.get("model") or "")[:_MAX_NAME_CHARS]
+        self._head = prompt_head(body)
+        self._field = self.prompt_fields[0] if len(self.prompt_fields) == 1 else None
+        self._max_tokens = max_output_tokens(body)
         self._is_per_prompt = "prompt" in body
 
-    def max_tokens_of(self, body: Mapping[str, Any]) -> int | None:
-        """Return the limit of a body of this form, which may have several prompts."""
-        return max_output_tokens(body) if self._is_per_prompt else self.max_tokens
+    def prompt_key(self, body: Mapping[str, Any]) -> bytes:
+        """Return the `prompt_key` of a body of this form."""
+        if self._field is None:
+            return prompt_key(body)
+        return b"%b,%b]" % (self._head, to_json(body[self._field]))
+
+    def max_tokens(self, body: Mapping[str, Any]) -> int | None:
+        """Return the limit of a body of this form; None without a limit."""
+        return max_output_tokens(body) if self._is_per_prompt else self._max_tokens
 
 
 class BodyForms:

@@ -18,8 +18,6 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.protocol.prompt_key import prompt_key
-
 from .body_form import BodyForm
 
 PREFIX_BYTES: Final = tuple(128 << level for level in range(8))
@@ -83,7 +81,7 @@ class LineIndex:
                 break
         self._keys.write(key[:MAX_KEY_BYTES])
         self._records += _RECORD.pack(
-            start, num_bytes, number, min(length, _MAX_COUNT), max_tokens, body_hash, *prefixes
+            start, num_bytes, number, length, max_tokens, body_hash, *prefixes
         )
 
     def span(self, place: int) -> tuple[int, int, int]:
@@ -125,7 +123,7 @@ def describe(body: Mapping[str, Any], form: BodyForm | None = None) -> tuple[byt
     Lines with the same deterministic result share the hash, which is empty for sampled results.
     """
     form = BodyForm(body) if form is None else form
-    key, most = prompt_key(body, form.prompt_fields), form.max_tokens_of(body)
+    key, most = form.prompt_key(body), form.max_tokens(body)
     body_hash = b""
     if form.is_determined:
         body_hash = blake2b(key + form.settings, digest_size=8).digest()
