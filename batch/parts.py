@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Literal, NamedTuple
 
@@ -128,9 +128,7 @@ class _Head(BaseModel):
 def encode_part(rows: Iterable[FinishedRow]) -> bytes:
     """Return a part with these rows, in line order."""
     ordered = sorted(rows, key=lambda row: row.line)
-    listed = [
-        [row.line, len(row.row), int(row.is_success), *astuple(row.usage)[:3]] for row in ordered
-    ]
+    listed = [[row.line, len(row.row), int(row.is_success), *row.usage[:3]] for row in ordered]
     audio = [[row.line, row.usage.audio_seconds] for row in ordered if row.usage.audio_seconds]
     thought = [[row.line, row.usage.reasoning_tokens] for row in ordered]
     thought = [[line, num_tokens] for line, num_tokens in thought if num_tokens]
@@ -250,7 +248,7 @@ class PartIndex:
         return Progress(
             self._completed,
             failed,
-            **asdict(self._usage if drafts is None else self._usage + drafts.usage),
+            **(self._usage if drafts is None else self._usage + drafts.usage)._asdict(),
             reused=self._reused,
             truncated=self._truncated,
             escalated=0 if drafts is None else len(drafts),

@@ -6,7 +6,6 @@ import asyncio
 import struct
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import asdict
 from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json, to_json
@@ -63,7 +62,7 @@ def encode_reply(reply: Reply) -> bytes:
         {
             "status_code": reply.status_code,
             "body": reply.body,
-            "usage": asdict(reply.usage),
+            "usage": reply.usage._asdict(),
             "bare_message": reply.bare_message,
             "is_long": reply.is_long,
             "is_reused": reply.is_reused,

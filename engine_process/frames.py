@@ -12,7 +12,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Self
 
@@ -157,7 +157,7 @@ class Row:
 
     def pack(self) -> bytes:
         """Return the payload."""
-        return _ROW.pack(self.ticket, self.is_success, *astuple(self.usage)) + self.row
+        return _ROW.pack(self.ticket, self.is_success, *self.usage) + self.row
 
     @classmethod
     def unpack(cls, payload: bytes) -> Self:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Usage of one reply: tokens, and seconds of transcribed audio.
 
     `cached_tokens` of the prompt were already in the KV cache; `reasoning_tokens` of the completion
@@ -21,7 +20,7 @@ class Usage:
     audio_seconds: float = 0.0
     reasoning_tokens: int = 0
 
-    def __add__(self, other: Usage) -> Usage:
+    def __add__(self, other: Usage) -> Usage:  # type: ignore[override]  # no tuple
         """Return the sum, field by field."""
         return Usage(
             self.prompt_tokens + other.prompt_tokens,
@@ -42,8 +41,7 @@ class Usage:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """The reply to one request: HTTP status, body (`{"error": …}` if it failed), token usage.
 
     `bare_message` is set for the two failures that vLLM's dialect prints as a plain string

@@ -76,7 +76,9 @@ class InFlightLimiter:
     def release(self, num_bytes: int = 0) -> None:
         """Release an item, and `num_bytes` of its bytes."""
         self._items_left += 1
-        self.release_bytes(num_bytes)
+        self._num_bytes -= num_bytes
+        if self._waiters:
+            self._admit_waiters()
 
     def release_bytes(self, num_bytes: int) -> None:
         """Release only bytes; a negative number adds bytes, without waiting for room."""

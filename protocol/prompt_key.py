@@ -17,14 +17,24 @@ _QUESTIONS = "questions"
 _GENERATING = frozenset({"messages", "prompt", "file", "file_url"})
 
 
-def prompt_key(body: Mapping[str, Any]) -> bytes:
-    """Return JSON of everything that a body's prompt is rendered from, in rendering order."""
+def prompt_fields(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the fields that a body's prompt is rendered from, in rendering order."""
     names = [name for name in PROMPTS if name in body]
     if _is_decision(body):
         place = 0 if body.get("question_layout") == "questions_first" else len(names)
         names.insert(place, _QUESTIONS)
-    # Fields that are rendered before the conversation come before it.
-    return to_json([body.get("model"), body.get("tools"), *(body[name] for name in names)])
+    return tuple(names)
+
+
+def prompt_key(body: Mapping[str, Any]) -> bytes:
+    """Return JSON of everything that a body's prompt is rendered from, in rendering order."""
+    fields = [to_json(body[name]) for name in prompt_fields(body)]
+    return b",".join([prompt_head(body), *fields]) + b"]"
+
+
+def prompt_head(body: Mapping[str, Any]) -> bytes:
+    """Return the start of a prompt's key: parameters that are rendered before the conversation."""
+    return to_json([body.get("model"), body.get("tools")])[:-1]
 
 
 def settings_key(body: Mapping[str, Any]) -> bytes:

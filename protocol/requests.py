@@ -80,7 +80,6 @@ _SEQUENCE_LISTS = (
 
 _MAX_CACHED_CHARS = 256
 _cached_route = lru_cache(maxsize=64)(served_route)
-_TEXT_FIELDS = {"role", "content"}
 _OF_TEXTS = (ChatCompletionRequest, CompletionRequest, EmbeddingRequest)
 _MAX_FORMS, _MAX_FORM_BYTES, _MAX_TEXTS = 256, 2**15, 64
 
@@ -224,9 +223,12 @@ class RequestChecker:
         self._endpoints = endpoints
         self._valid: set[tuple[str, bytes, tuple[str, ...]]] = set()
 
-    def check(self, url: str, body: dict[str, Any], settings: bytes) -> None:
-        """Raise the `RequestError` of a request; `settings` is the `settings_key` of its body."""
-        form = url, settings, _roles_of_texts(body)
+    def check(self, url: str, body: dict[str, Any], settings: bytes, fields: Sequence[str]) -> None:
+        """Raise the `RequestError` of a request.
+
+        `settings` is the `settings_key` of its body, and `fields` are its `prompt_fields`.
+        """
+        form = url, settings, _roles_of_texts(body, fields)
         if form in self._valid:
             return
         request = check_request(url, body, self._served_names, self._endpoints)
@@ -237,23 +239,22 @@ class RequestChecker:
             self._valid.add(form)
 
 
-def _roles_of_texts(body: Mapping[str, Any]) -> tuple[str, ...]:
+def _roles_of_texts(body: Mapping[str, Any], fields: Sequence[str]) -> tuple[str, ...]:
     """Return the roles of a body's messages, or the field of its prompt; empty if not all texts."""
-    names = PROMPT_NAMES.intersection(body)
-    if len(names) != 1:
+    if len(fields) != 1:
         return ()
-    (name,) = names
-    value = body[name]
-    if name != "messages":
-        return (name,) if isinstance(value, str) and value else ()
-    if not isinstance(value, list):
+    value = body[fields[0]]
+    if type(value) is str:
+        return (fields[0],) if value else ()
+    if fields[0] != "messages" or type(value) is not list:
         return ()
     roles = []
-    for message in value:
-        if not (isinstance(message, dict) and message.keys() == _TEXT_FIELDS):
-            return ()
-        role = message["role"]
-        if not (isinstance(role, str) and isinstance(message["content"], str)):
-            return ()
-        roles.append(role)
+    try:
+        for message in value:
+            role = message["role"]
+            if len(message) != 2 or type(role) is not str or type(message["content"]) is not str:
+                return ()
+            roles.append(role)
+    except (KeyError, TypeError):  # a message without texts
+        return ()
     return tuple(roles)

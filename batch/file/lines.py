@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
+from pydantic_core import from_json
+
 from tidemill.protocol.errors import ProtocolError
-from tidemill.protocol.json_bodies import TooManyValues, load_json
+from tidemill.protocol.json_bodies import MAX_CONTAINERS, TooManyValues, load_json
 
 # A recording of 25 MiB in base64, and the rest of its request.
 MAX_LINE_BYTES = 36 * 2**20
@@ -34,6 +36,7 @@ JSON_WHITE_SPACE = b" \t\r\n"
 
 _DIGEST_BYTES = 12
 _SKIP_BYTES = 2**20
+_SHORT_BYTES = MAX_CONTAINERS  # a shorter line cannot have too many values
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 _JSON_TYPES = {
     bool: "a boolean",
@@ -123,12 +126,20 @@ class RawLine(NamedTuple):
     overlong: Overlong | None = None
 
     @property
+    def num_bytes(self) -> int:
+        """Return its length in the file."""
+        return len(self.data) if self.overlong is None else self.overlong.num_bytes
+
+    @property
     def digest(self) -> str:
         """24 hex digits of the line's number and bytes: unique, and the same in every run."""
         if self.overlong is not None:
             return self.overlong.digest
-        digest = blake2b(self.number.to_bytes(8, "little"), digest_size=_DIGEST_BYTES)
-        digest.update(self.data)
+        number, data = self.number.to_bytes(8, "little"), self.data
+        if len(data) <= _SHORT_BYTES:
+            return blake2b(number + data, digest_size=_DIGEST_BYTES).hexdigest()
+        digest = blake2b(number, digest_size=_DIGEST_BYTES)
+        digest.update(data)
         return digest.hexdigest()
 
 
@@ -156,20 +167,41 @@ def read_lines(
     A byte order mark at the start of line 1 is dropped. A line above `max_line_bytes` is skipped in
     chunks and returned as `overlong`, without its bytes.
     """
-    number = first_number - 1
-    while data := stream.readline(max_line_bytes + 1):
+    placed = read_placed_lines(stream, max_line_bytes=max_line_bytes, first_number=first_number)
+    for raw, _ in placed:
+        yield raw
+
+
+def read_placed_lines(
+    stream: BytesByLine,
+    *,
+    max_line_bytes: int = MAX_LINE_BYTES,
+    first_number: int = 1,
+    start: int = 0,
+    end: int | None = None,
+) -> Iterator[tuple[RawLine, int]]:
+    """Yield the lines of `read_lines`, each with the position of its first byte.
+
+    The stream is at position `start`. The lines from position `end` on, if given, are not read.
+    """
+    number, position, readline = first_number - 1, start, stream.readline
+    while position != end and (data := readline(max_line_bytes + 1)):
         number += 1
+        first = position
         if number == 1 and data.startswith(BOM):
-            data = data[len(BOM) :]
+            data, first = data[len(BOM) :], first + len(BOM)
             if not data.endswith(b"\n"):
-                data += stream.readline(max_line_bytes + 1 - len(data))
+                data += readline(max_line_bytes + 1 - len(data))
+        position = first + len(data)
         if data.endswith(b"\n"):
             data = data[:-1]
         elif len(data) > max_line_bytes:
-            yield RawLine(number, b"", _skip(stream, number, data, max_line_bytes))
+            overlong = _skip(stream, number, data, max_line_bytes)
+            position = first + overlong.num_bytes + 1
+            yield RawLine(number, b"", overlong), first
             continue
         if data.strip(JSON_WHITE_SPACE):
-            yield RawLine(number, data)
+            yield RawLine(number, data), first
 
 
 def _skip(stream: BytesByLine, number: int, start: bytes, limit: int) -> Overlong:
@@ -187,21 +219,46 @@ def _skip(stream: BytesByLine, number: int, start: bytes, limit: int) -> Overlon
 
 
 def parse_line(raw: RawLine, *, in_slices: bool = False) -> Line:
-    """Return the request of a line, with an unchecked body.
+    """Return the request of a line, with an unchecked body; raises LineError as `parse_fields`.
 
     With `in_slices` another thread's event loop keeps running while a large line is parsed.
+    """
+    return line_of(raw, parse_fields(raw, in_slices=in_slices))
+
+
+def line_of(raw: RawLine, fields: dict[str, Any]) -> Line:
+    """Return the request of a line with these fields of `parse_fields`."""
+    digest = raw.digest
+    return Line(
+        raw.number,
+        fields["custom_id"],
+        fields["url"],
+        fields["body"],
+        digest,
+        f"req_{digest}",
+        fields.get("method", METHOD),
+    )
+
+
+def parse_fields(raw: RawLine, *, in_slices: bool = False) -> dict[str, Any]:
+    """Return the fields of a line's request: `custom_id`, `url`, an unchecked `body` and others.
 
     Raises LineError for a line that is not a JSON object or lacks a required field. NaN and
     infinities pass here, so that the body's own check can answer that one row with a 400.
     """
-    fields = _parse_object(raw, in_slices=in_slices)
-    get, method = fields.get, fields.get("method", METHOD)
+    data = raw.data
+    try:
+        fields = from_json(data, cache_strings="keys") if len(data) <= _SHORT_BYTES else None
+    except ValueError:
+        fields = None
+    if type(fields) is not dict:
+        fields = _parse_object(raw, in_slices=in_slices)
+    get = fields.get
     is_named = type(get("custom_id")) is str and type(get("url")) is str
-    if not (is_named and type(get("body")) is dict and type(method) is str) or ROW_ERROR in fields:
+    has_body = type(get("body")) is dict and type(get("method", METHOD)) is str
+    if not (is_named and has_body) or ROW_ERROR in fields:
         _check_fields(raw, fields)
-    custom_id, url, body = fields["custom_id"], fields["url"], fields["body"]
-    digest = raw.digest
-    return Line(raw.number, custom_id, url, body, digest, f"req_{digest}", method)
+    return fields
 
 
 def _check_fields(raw: RawLine, fields: dict[str, Any]) -> None:

@@ -127,7 +127,7 @@ def _print(
     digest: str, custom_id: str | None, response: object, error: object, *, is_long: bool = False
 ) -> bytes:
     row = {
-        "id": row_id_of(digest),
+        "id": _ROW_ID + digest,
         "custom_id": custom_id,
         "response": response,
         "error": error,

@@ -77,14 +77,8 @@ async def run_line(
         row = print_reply(line, error.status_code, error_body(error), dialect=dialect)
         return LineResult(row, is_success=False, failure=error.message, expected=expected)
     if reply.status_code == 200:
-        return LineResult(
-            row,
-            is_success=True,
-            usage=reply.usage,
-            expected=expected,
-            is_reused=reply.is_reused,
-            print_seconds=print_seconds,
-        )
+        usage, is_reused = reply.usage, reply.is_reused
+        return LineResult(row, True, usage, None, expected, is_reused, print_seconds)  # noqa: FBT003
     failure = reply.body["error"]["message"]
     return LineResult(row, is_success=False, usage=reply.usage, failure=failure, expected=expected)
 

@@ -147,7 +147,7 @@ class ChatCompletions:
     ) -> tuple[Usage, int | None]:
         """Return the tokens of a chat, and of its reasoning; None if that is unknown."""
         thought = count_reasoning_tokens(choices, answers, prepared.context, self._tokenizer)
-        return replace(usage_of([choices]), reasoning_tokens=thought or 0), thought
+        return usage_of([choices])._replace(reasoning_tokens=thought or 0), thought
 
     def follow_up(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> _Prepared | None:
         """Return the chat with the reads that the confidence of its answers needs, if any."""

@@ -181,7 +181,7 @@ class Dispatcher:
             size = prepared.num_values + sum(result.num_values for result in results)
             executor = self._finishing[metadata.priority]
             reply = await executor.run(size, endpoint.finish, prepared, results)
-            return replace(reply, is_long=size > _SHORT_VALUES)
+            return reply._replace(is_long=size > _SHORT_VALUES)
 
     async def _followed_up(
         self, endpoint: FollowUps, prepared: Prepared[Any, Any], results: Sequence[Any]

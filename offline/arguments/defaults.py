@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ TEMPERATURE, MAX_TOKENS, SYSTEM_PROMPT = "--temperature", "--max-tokens", "--sys
 
 _SYSTEM_ROLES = {"system", "developer"}
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_MAX_CACHED_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,11 @@ class Defaults:
         }
         return frozenset(flag for flag, value in given.items() if value is not None)
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no flag was given."""
+        return self.temperature is None and self.max_tokens is None and self.system_prompt is None
+
     def without_effect(self, url: str) -> frozenset[str]:
         """Return the given flags that have no corresponding parameter in requests to a URL."""
         return self.flags - _flags_of(url)
@@ -42,19 +49,19 @@ class Defaults:
 
         A null counts as missing.
         """
-        flags = self.flags & _flags_of(url)
+        if self.is_empty:
+            return body
+        known = _flags_of(url)
         given: dict[str, Any] = {}
-        if TEMPERATURE in flags and body.get("temperature") is None:
+        lacks_temperature = TEMPERATURE in known and body.get("temperature") is None
+        if self.temperature is not None and lacks_temperature:
             given["temperature"] = self.temperature
-        if MAX_TOKENS in flags and all(body.get(name) is None for name in _LIMITS):
+        lacks_limit = MAX_TOKENS in known and all(body.get(name) is None for name in _LIMITS)
+        if self.max_tokens is not None and lacks_limit:
             is_response = "input" in body
             given["max_output_tokens" if is_response else "max_tokens"] = self.max_tokens
-        if SYSTEM_PROMPT in flags and "input" in body:
-            if body.get("instructions") is None and not _has_system_message(body["input"]):
-                given["instructions"] = self.system_prompt
-        elif SYSTEM_PROMPT in flags and _needs_system_message(body.get("messages")):
-            first = {"role": "system", "content": self.system_prompt}
-            given["messages"] = [first, *body["messages"]]
+        if self.system_prompt is not None and SYSTEM_PROMPT in known:
+            given |= _with_system_prompt(body, self.system_prompt)
         return {**body, **given} if given else body
 
 
@@ -81,10 +88,15 @@ class DefaultingResponder:
         return await self._responder.respond(url, body, request_id, created)
 
 
-def _needs_system_message(messages: object) -> bool:
-    """Return whether this is a conversation without a system or developer message."""
-    is_conversation = isinstance(messages, list) and bool(messages)
-    return is_conversation and not _has_system_message(messages)
+def _with_system_prompt(body: dict[str, Any], prompt: str) -> dict[str, Any]:
+    """Return the field with a system prompt, for a conversation or a response without one."""
+    if "input" in body:
+        has_prompt = body.get("instructions") is not None or _has_system_message(body["input"])
+        return {} if has_prompt else {"instructions": prompt}
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages or _has_system_message(messages):
+        return {}
+    return {"messages": [{"role": "system", "content": prompt}, *messages]}
 
 
 def _has_system_message(messages: object) -> bool:
@@ -97,6 +109,11 @@ def _has_system_message(messages: object) -> bool:
 
 def _flags_of(url: str) -> frozenset[str]:
     """Return the flags that have a corresponding parameter in requests to a URL."""
+    # Long URLs are not cached: one may be as long as a line.
+    return _flags_of_short_url(url) if len(url) <= _MAX_CACHED_CHARS else _find_flags(url)
+
+
+def _find_flags(url: str) -> frozenset[str]:
     from tidemill.protocol import routes
 
     match routes.find_route(url):
@@ -107,3 +124,6 @@ def _flags_of(url: str) -> frozenset[str]:
         case routes.TRANSCRIPTIONS | routes.TRANSLATIONS:
             return frozenset({TEMPERATURE})
     return frozenset()
+
+
+_flags_of_short_url = lru_cache(maxsize=64)(_find_flags)

@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar, cast
@@ -118,10 +118,12 @@ class WatchedEngine:
         self._thread = threading.Thread(target=self._run, name="tidemill-watch", daemon=True)
         self._thread.start()
 
-    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
+    def respond(
+        self, url: str, body: dict[str, Any], request_id: str, created: int
+    ) -> Coroutine[Any, Any, Reply]:
         """Answer a line of a file."""
         self._check()
-        return await self._wait_for(self._engine.respond(url, body, request_id, created))
+        return self._wait_for(self._engine.respond(url, body, request_id, created))
 
     async def answer(
         self, url: str, body: dict[str, Any], request_id: str, created: int
@@ -258,7 +260,12 @@ class WatchedEngine:
 
 _CALLS: Final = {
     call.__code__
-    for call in (WatchedEngine.respond, WatchedEngine.answer, WatchedEngine._chunks)  # noqa: SLF001
+    for call in (
+        WatchedEngine.respond,
+        WatchedEngine.answer,
+        WatchedEngine._wait_for,  # noqa: SLF001
+        WatchedEngine._chunks,  # noqa: SLF001
+    )
 }
 
 

@@ -11,11 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.batch.file.duplicate_ids import DuplicateFinder, Duplicates
-from tidemill.batch.file.lines import EXAMPLE_LINE, Line, LineError, parse_line
+from tidemill.batch.file.lines import (
+    EXAMPLE_LINE,
+    Line,
+    LineError,
+    RawLine,
+    line_of,
+    parse_fields,
+    parse_line,
+)
 from tidemill.batch.file.unknown_parameters import UnknownParameters, sentences
 from tidemill.protocol.errors import ModelNotFound, RequestError
 from tidemill.protocol.names import own_names
-from tidemill.protocol.prompt_key import settings_key
 from tidemill.protocol.requests import RequestChecker, check_request
 from tidemill.protocol.routes import DECISIONS, ENDPOINTS, SYSTEM_ONE
 
@@ -23,8 +30,9 @@ from ..arguments.defaults import Defaults
 from ..console.error_summary import ErrorSummary, sentences_by_line
 from ..console.errors import BadInput
 from ..console.terminal import amount, log, without_control_chars
+from ..plan.body_form import BodyForm, BodyForms
 from ..plan.line_index import LineIndex
-from .input_file import InputFile, LineSpan
+from .input_file import InputFile
 
 MAX_NAMED = 100
 DECISION_URLS = (DECISIONS.name, SYSTEM_ONE.name)
@@ -65,7 +73,6 @@ class InputReport:
     kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
     others_run: bool = False
     unknown: UnknownParameters = field(default_factory=UnknownParameters)
-    _known_form: tuple[object, ...] = ()
 
     @property
     def name(self) -> str:
@@ -82,32 +89,38 @@ class InputReport:
         """Return whether there are lines, but none of them can run."""
         return 0 < self.num_rows <= self.failing.count + self.num_bad
 
-    def count_kind(self, url: str, model: str) -> None:
-        """Count a request; beyond a limit, new names are not counted."""
-        kind = url, model[:_MAX_NAME_CHARS]
+    def add_malformed(self, error: LineError) -> None:
+        """Count a line that is not a request."""
+        self.num_bad += 1
+        self.malformed.add(error.message, error.line)
+        self.lacks_parts |= error.code == "missing_required_parameter"
+        if len(self.bad) < MAX_NAMED:
+            # Not the exception, which references its line.
+            self.bad.append((error.line, error.message))
+
+    def add_failing(self, error: RequestError, body: Mapping[str, Any], number: int) -> None:
+        """Count a request that the engine will reject."""
+        self.failing.add(error.message, number)
+        if isinstance(error, ModelNotFound) and len(self.models) < _MAX_MODELS:
+            self.models[body["model"][:_MAX_NAME_CHARS]] += 1
+
+    def add_request(self, number: int, url: str, body: Mapping[str, Any], form: BodyForm) -> None:
+        """Count the kind of a request and its unknown parameters.
+
+        Beyond a limit, new kinds are not counted.
+        """
+        kind = url, form.model
         if kind in self.kinds or len(self.kinds) < _MAX_MODELS:
             self.kinds[kind] += 1
-
-    def note_parameters(self, line: Line, settings: bytes) -> None:
-        """Count the unknown parameters of a line with these settings."""
-        form = (line.url, settings, *line.body)
-        if form != self._known_form and not self.unknown.add(line.url, line.body, line.number):
-            self._known_form = form  # most lines have the settings and names of the line before
+        if form.has_unknown_parameters is not False:
+            form.has_unknown_parameters = self.unknown.add(url, body, number)
 
 
-def _add_to(
-    index: LineIndex | None,
-    span: LineSpan,
-    body: Mapping[str, Any] | None = None,
-    settings: bytes | None = None,
-) -> None:
-    if index is not None:
-        index.add(*span, body, settings)
+LookUp = Callable[[Line | None, Mapping[str, Any] | None], bool]
+"""Called with each request and its body including defaults, or None for a malformed line.
 
-
-def no_row(_line: Line | None, _body: Mapping[str, Any] | None) -> bool:
-    """Return False: no line has a row."""
-    return False
+Returns whether the line already has a row.
+"""
 
 
 def check_lines(
@@ -118,54 +131,23 @@ def check_lines(
     endpoints: Sequence[str] = ENDPOINTS,
     defaults: Defaults = _NO_DEFAULTS,
     tmp_dir: Path | None,
-    index: LineIndex | None = None,
-    look_up: Callable[[Line | None, Mapping[str, Any] | None], bool] = no_row,
+    index: LineIndex,
+    look_up: LookUp | None = None,
 ) -> InputReport:
     """Read the whole input once, fill its index and return the findings; memory stays flat.
 
-    Requests may also select `adapters`; the model serves `endpoints`. `look_up` is called with each
-    request and its body including defaults, or None for a malformed line, and returns whether it
-    already has a row.
+    Requests may also select `adapters`; the model serves `endpoints`.
     """
     served_names = (*served_names, *adapters)
-    has_defaults = bool(defaults.flags)
     report = InputReport(requests, served_names, tuple(adapters))
     checker = RequestChecker(served_names, endpoints)
     next_word = time.monotonic() + _SECONDS_PER_WORD
     with DuplicateFinder(tmp_dir) as finder:
-        for raw, span in requests.spans():
-            report.num_rows += 1
-            try:
-                line = parse_line(raw)
-            except LineError as exc:
-                _add_to(index, span)
-                look_up(None, None)
-                report.num_bad += 1
-                report.malformed.add(exc.message, exc.line)
-                report.lacks_parts |= exc.code == "missing_required_parameter"
-                if len(report.bad) < MAX_NAMED:
-                    # Not the exception, which references its line.
-                    report.bad.append((exc.line, exc.message))
-                continue
-            finder.add(line.custom_id, line.number)
-            body = line.body
-            report.count_kind(line.url, str(body.get("model") or ""))
-            if has_defaults:
-                report.without_effect.update(defaults.without_effect(line.url))
-                body = defaults.apply(line.url, body)
-            has_row = look_up(line, body)
-            settings = settings_key(body)
-            report.note_parameters(line, settings)
-            _add_to(index, span, None if has_row else body, settings)
-            try:
-                if not has_row:  # otherwise it could run in an earlier run
-                    checker.check(line.url, body, settings)
-            except RequestError as exc:
-                report.failing.add(exc.message, line.number)
-                if isinstance(exc, ModelNotFound) and len(report.models) < _MAX_MODELS:
-                    report.models[line.body["model"][:_MAX_NAME_CHARS]] += 1
-            if report.num_rows % _LINES_PER_CLOCK == 0 and time.monotonic() >= next_word:
-                log(f"checking {report.name}: {amount(report.num_rows, report.unit)}")
+        check = _LineCheck(report, index, finder, checker, defaults, look_up, bool(defaults.flags))
+        for number, (raw, start) in enumerate(requests.placed_lines(), start=1):
+            check.add(raw, start)
+            if number % _LINES_PER_CLOCK == 0 and time.monotonic() >= next_word:
+                log(f"checking {report.name}: {amount(number, report.unit)}")
                 next_word = time.monotonic() + _SECONDS_PER_WORD
         report.duplicates = finder.find(_MAX_NAMED_DUPLICATES)
     if requests.part is not None and report.is_hopeless:
@@ -173,6 +155,48 @@ def check_lines(
             replace(requests, part=None), served_names, endpoints, defaults
         )
     return report
+
+
+@dataclass(slots=True)
+class _LineCheck:
+    """Check of the lines of one input, each parsed once."""
+
+    report: InputReport
+    index: LineIndex
+    finder: DuplicateFinder
+    checker: RequestChecker
+    defaults: Defaults
+    look_up: LookUp | None
+    has_defaults: bool
+    forms: BodyForms = field(default_factory=BodyForms)
+
+    def add(self, raw: RawLine, start: int) -> None:
+        """Check the next line, which starts at this byte."""
+        report, number = self.report, raw.number
+        report.num_rows += 1
+        try:
+            fields = parse_fields(raw)
+        except LineError as exc:
+            self.index.add(start, raw.num_bytes, number)
+            if self.look_up is not None:
+                self.look_up(None, None)
+            report.add_malformed(exc)
+            return
+        self.finder.add(fields["custom_id"], number)
+        url, body = fields["url"], fields["body"]
+        if self.has_defaults:
+            body = self.defaults.apply(url, body)
+            report.without_effect.update(self.defaults.without_effect(url))
+        form = self.forms.form_of(url, body)
+        report.add_request(number, url, body, form)
+        if self.look_up is not None and self.look_up(line_of(raw, fields), body):
+            self.index.add(start, raw.num_bytes, number)
+            return
+        self.index.add(start, len(raw.data), number, body, form)
+        try:
+            self.checker.check(url, body, form.settings, form.prompt_fields)
+        except RequestError as exc:
+            report.add_failing(exc, body, number)
 
 
 def _can_any_run(

@@ -16,7 +16,7 @@ from tidemill.batch.file.formats import (
     detect_file,
     open_lines,
 )
-from tidemill.batch.file.lines import FormatError, RawLine, read_lines
+from tidemill.batch.file.lines import FormatError, RawLine, read_lines, read_placed_lines
 
 from ..console.errors import BadInput
 from ..console.terminal import log
@@ -36,14 +36,6 @@ class PlacedLine(NamedTuple):
 
     place: int
     raw: RawLine
-
-
-class LineSpan(NamedTuple):
-    """Position of a line in the plain JSONL, in bytes, and its number."""
-
-    start: int
-    num_bytes: int
-    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,22 +118,27 @@ class InputFile:
 
     def lines(self) -> Iterator[RawLine]:
         """Yield the non-blank lines; raises BadInput for a damaged file."""
-        for raw, _ in self.spans():
+        for raw, _ in self.placed_lines():
             yield raw
 
-    def spans(self) -> Iterator[tuple[RawLine, LineSpan]]:
-        """Yield the non-blank lines with their spans; raises BadInput for a damaged file."""
+    def placed_lines(self) -> Iterator[tuple[RawLine, int]]:
+        """Yield the non-blank lines, each with the position of its first byte in the plain JSONL.
+
+        Raises BadInput for a damaged file.
+        """
+        first_number, start, end = 1, 0, None
         try:
-            stream, first_number = _Counted(self._stream()), 1
+            stream = self._stream()
             if (part := self.part) is not None:
-                stream.seek(part.first.start, part.end.start)
-                first_number = part.first.number
-            for raw in read_lines(
-                stream, max_line_bytes=self.max_line_bytes, first_number=first_number
-            ):
-                num_bytes = len(raw.data) if raw.overlong is None else raw.overlong.num_bytes
-                start = stream.num_bytes - stream.ends_line - num_bytes
-                yield raw, LineSpan(start, num_bytes, raw.number)
+                first_number, start, end = part.first.number, part.first.start, part.end.start
+                stream.seek(start)
+            yield from read_placed_lines(
+                stream,
+                max_line_bytes=self.max_line_bytes,
+                first_number=first_number,
+                start=start,
+                end=end,
+            )
         except FormatError as exc:
             raise self._damaged(exc) from exc
 
@@ -150,9 +147,9 @@ class InputFile:
 
         If the input is not seekable, the places must be in file order.
         """
-        if self.is_seekable:
-            yield from self._read_any(index, places)
-            return
+        return self._read_any(index, places) if self.is_seekable else self._read_in_order(places)
+
+    def _read_in_order(self, places: Iterable[int]) -> Iterator[PlacedLine]:
         numbered = enumerate(self.lines())
         for wanted in places:
             yield PlacedLine(wanted, next(raw for place, raw in numbered if place == wanted))
@@ -160,25 +157,24 @@ class InputFile:
     def _read_any(self, index: LineIndex, places: Iterable[int]) -> Iterator[PlacedLine]:
         """Yield lines from blocks while each is near the previous one, otherwise one by one."""
         file, fd = self._plain, self._plain.fileno()
+        limit, span_of = self.max_line_bytes, index.span
         block, start, end = b"", 0, 0
         for place in places:
-            first, num_bytes, number = index.span(place)
-            if num_bytes > self.max_line_bytes:
+            first, num_bytes, number = span_of(place)
+            last = first + num_bytes
+            if num_bytes > limit:
                 file.seek(first)
-                limit = self.max_line_bytes
                 raw = next(read_lines(file, max_line_bytes=limit, first_number=number))
                 yield PlacedLine(place, raw)
                 continue
-            if not start <= first <= first + num_bytes <= end:
+            if not start <= first <= last <= end:
                 is_near = start <= first < end + _BLOCK_BYTES
                 size = max(num_bytes, _BLOCK_BYTES) if is_near else num_bytes
                 block, start = os.pread(fd, size, first), first
                 end = start + len(block)
                 if self.unpacked is None:
                     self.source.check()
-            yield PlacedLine(
-                place, RawLine(number, block[first - start : first - start + num_bytes])
-            )
+            yield PlacedLine(place, RawLine(number, block[first - start : last - start]))
 
     @property
     def _plain(self) -> IO[bytes]:
@@ -193,28 +189,3 @@ class InputFile:
 
     def _damaged(self, exc: FormatError) -> BadInput:
         return BadInput(f"{self.source.name} cannot be run. {exc.message}")
-
-
-class _Counted:
-    """Line-based stream that counts its bytes."""
-
-    def __init__(self, stream: BinaryFile) -> None:
-        self._stream = stream
-        self._end: int | None = None
-        self.num_bytes = 0
-        self.ends_line = False
-
-    def seek(self, start: int, end: int) -> None:
-        """Seek to the start of a line; the stream then ends at `end`, the start of another line."""
-        self._stream.seek(start)
-        self.num_bytes, self._end = start, end
-
-    def readline(self, size: int) -> bytes:
-        """Return the next bytes up to a newline."""
-        if self.num_bytes == self._end:
-            return b""
-        data = self._stream.readline(size)
-        if data:
-            self.num_bytes += len(data)
-            self.ends_line = data.endswith(b"\n")
-        return data

@@ -182,7 +182,8 @@ class OrderedRows:
         for line, row in sorted(rows, key=_place_of):
             if line.place == self._place:
                 self._hold(line, row)
-                self._copy(ROWS_PER_WRITE)
+                if self._spool.num_waiting or self._finished:
+                    self._copy(ROWS_PER_WRITE)
             else:
                 self._spool.add(line, row)
         self._write_held()
@@ -238,7 +239,10 @@ class OrderedRows:
         """Return the finished rows with the row of this place, if any."""
         if self._spool.num_waiting and place in self._spool:
             return self._spool
-        return next((rows for rows in self._finished if place in rows), None)
+        for rows in self._finished:
+            if place in rows:
+                return rows
+        return None
 
     def _hold(self, line: PlacedLine | None, row: Row) -> None:
         self._held.append((line, row))
@@ -253,7 +257,7 @@ class OrderedRows:
             self._files.write(rows)
             self._num_written += len(rows)
             self._held, self._held_bytes = [], 0
-            self._num_truncated += sum(is_truncated(data) for data, _ in rows)
+            self._num_truncated += sum([is_truncated(data) for data, _ in rows])
 
 
 def _place_of(finished: tuple[PlacedLine, Row]) -> int:

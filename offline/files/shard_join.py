@@ -53,8 +53,8 @@ class LineCheck:
         # The size determines each shard's byte range, though not its lines.
         self._num_bytes = requests.num_bytes
         self._count = count
-        self._spans = requests.spans()
-        self._next = next(self._spans, None)
+        self._lines = requests.placed_lines()
+        self._next = next(self._lines, None)
         self.num_errors = 0
 
     def check(self, files: ShardFiles) -> None:
@@ -75,7 +75,7 @@ class LineCheck:
                         f"{' or '.join(map(str, files.paths))}: run {files.shard} with --resume"
                     )
                 self.num_errors += readers[index].pop().status_code != 200
-                self._next = next(self._spans, None)
+                self._next = next(self._lines, None)
             for reader in readers:
                 if reader.head is not None:
                     raise BadInput(
@@ -86,8 +86,8 @@ class LineCheck:
     @property
     def _next_start(self) -> int:
         assert self._next is not None
-        raw, span = self._next
-        return 0 if raw.number == 1 else span.start  # before its byte order mark
+        raw, start = self._next
+        return 0 if raw.number == 1 else start  # before its byte order mark
 
 
 class _JoinedFile(LocalFile):

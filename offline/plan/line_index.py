@@ -18,15 +18,14 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.batch.file.expected_tokens import max_output_tokens
-from tidemill.protocol.prompt_key import is_determined, prompt_key, settings_key
+from .body_form import BodyForm
 
 PREFIX_BYTES: Final = tuple(128 << level for level in range(8))
 """Lengths of the prompt prefixes for which fingerprints are stored."""
 
 MAX_KEY_BYTES: Final = PREFIX_BYTES[-1]
 
-_RECORD, _SPAN = Struct("<qIIIiQ8I"), Struct("<qII")
+_RECORD, _SPAN = Struct("<qIIIi8s8I"), Struct("<qII")
 _DTYPE = np.dtype(
     [
         ("start", "<i8"),
@@ -65,29 +64,30 @@ class LineIndex:
         num_bytes: int,
         number: int,
         body: Mapping[str, Any] | None = None,
-        settings: bytes | None = None,
+        form: BodyForm | None = None,
     ) -> None:
-        """Add the next line; `body` is None if it is not a request, `settings` its known key."""
+        """Add the next line; `body` is None if it is not a request, `form` its known form."""
         if body is None:
-            self._records += _RECORD.pack(start, num_bytes, number, 0, 0, 0, *_NO_PREFIXES)
+            self._records += _RECORD.pack(start, num_bytes, number, 0, 0, b"", *_NO_PREFIXES)
             return
-        key, max_tokens, body_hash = describe(body, settings)
-        crc, begin, prefixes, length = 0, 0, [], len(key)
+        key, max_tokens, body_hash = describe(body, form)
+        length, crc, begin = len(key), 0, 0
+        prefixes = list[int]()
         for end in PREFIX_BYTES:
-            if begin >= length:  # longer prefixes are the whole prompt, too
-                break
             crc, begin = crc32(key[begin:end], crc), end
             prefixes.append(crc)
-        prefixes += [crc] * (len(PREFIX_BYTES) - len(prefixes))
+            if end >= length:  # longer prefixes are the whole prompt, too
+                prefixes += [crc] * (len(PREFIX_BYTES) - len(prefixes))
+                break
         self._keys.write(key[:MAX_KEY_BYTES])
         self._records += _RECORD.pack(
-            start, num_bytes, number, min(length, _MAX_COUNT), max_tokens, body_hash, *prefixes
+            start, num_bytes, number, length, max_tokens, body_hash, *prefixes
         )
 
     def span(self, place: int) -> tuple[int, int, int]:
         """Return `start`, `num_bytes` and `number` of the line at a place."""
-        start, num_bytes, number = _SPAN.unpack_from(self._records, place * _RECORD.size)
-        return start, num_bytes, number
+        span: tuple[int, int, int] = _SPAN.unpack_from(self._records, place * _RECORD.size)
+        return span
 
     @property
     def records(self) -> NDArray[Any]:
@@ -117,18 +117,14 @@ def _temporary_file(folder: Path | None) -> IO[bytes]:
 _NO_PREFIXES = (0,) * len(PREFIX_BYTES)
 
 
-def describe(body: Mapping[str, Any], settings: bytes | None = None) -> tuple[bytes, int, int]:
-    """Return a body's prompt as bytes, the limit of its answers' tokens, and its hash."""
-    key = prompt_key(body)
-    most = max_output_tokens(body)
-    body_hash = _body_hash(body, key, settings)
+def describe(body: Mapping[str, Any], form: BodyForm | None = None) -> tuple[bytes, int, bytes]:
+    """Return a body's prompt as bytes, the limit of its answers' tokens, and its hash.
+
+    Lines with the same deterministic result share the hash, which is empty for sampled results.
+    """
+    form = BodyForm(body) if form is None else form
+    key, most = form.prompt_key(body), form.max_tokens(body)
+    body_hash = b""
+    if form.is_determined:
+        body_hash = blake2b(key + form.settings, digest_size=8).digest()
     return key, UNKNOWN if most is None else min(most, _MAX_COUNT), body_hash
-
-
-def _body_hash(body: Mapping[str, Any], key: bytes, settings: bytes | None) -> int:
-    """Return a hash that lines with the same result share; 0 for sampled results."""
-    if not is_determined(body):
-        return 0
-    digest = blake2b(key, digest_size=8)
-    digest.update(settings_key(body) if settings is None else settings)
-    return int.from_bytes(digest.digest(), "little") or 1

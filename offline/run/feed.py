@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 from tidemill.batch.file.rows import Dialect
@@ -52,6 +52,16 @@ def line_runner(responder: Responder, *, created: int, dialect: Dialect = "opena
         return run_line(line.raw, responder, created=created, dialect=dialect)
 
     return run
+
+
+class _Turn:
+    """Awaited: one turn of the loop, without the coroutine of `asyncio.sleep(0)`."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+_TURN = _Turn()
 
 
 class Feed:
@@ -125,15 +135,20 @@ class Feed:
                 worker.add_done_callback(self._end)
                 num_started += 1
                 if num_started % _LINES_PER_TURN == 0:  # start requests before the limits
-                    await asyncio.sleep(0)
-                    self._write()
-                    self._raise_fatal()
+                    await self._turn()
+                    while self._write() and not self._is_stopped:
+                        await self._turn()  # those who answer at once take the next lines
             elif not self._write():
                 if not self._workers:
                     return True
                 await self._sleep()
         self._raise_fatal()
         return False
+
+    async def _turn(self) -> None:
+        """Let requests start and finish; raises the first failure."""
+        await asyncio.sleep(0)
+        self._raise_fatal()
 
     def _admit(self) -> PlacedLine | None:
         """Return the next line; None at the end, at the limits, and after a stop or a failure."""
@@ -153,7 +168,7 @@ class Feed:
             self._finished.append((line, result))
             self._in_flight.release(len(line.raw.data) - len(result.row))
             self._wake()
-            await asyncio.sleep(0)  # rows are written before the next request, which may hang
+            await _TURN  # rows are written before the next request, which may hang
             line = self._admit()
 
     async def _flush_often(self) -> None:

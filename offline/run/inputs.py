@@ -12,7 +12,7 @@ from tidemill.protocol.routes import ENDPOINTS
 
 from ..console.terminal import log
 from ..files.http_transfer import RETRY_DELAYS_SECONDS
-from ..files.input_check import InputReport, check_lines, no_row
+from ..files.input_check import InputReport, check_lines
 from ..files.input_file import InputFile
 from ..files.paths import check_folder, check_paths
 from ..files.source import open_source
@@ -88,5 +88,5 @@ def check_input(
         defaults=options.defaults,
         tmp_dir=options.output_tmp_dir,
         index=index,
-        look_up=no_row if reuse is None else reuse.look_up,
+        look_up=None if reuse is None else reuse.look_up,
     )

@@ -53,6 +53,7 @@ from ..files.paths import check_resumable, is_path
 from ..files.row_writer import OutputFiles, ResumableWriter
 from ..plan.line_index import LineIndex
 from ..plan.plan import Plan
+from .garbage import rare_collections
 from .inputs import check_input, check_names, open_input
 from .metrics import RunMetrics, serve_metrics
 from .outputs import make_writer, mark_shard, open_files
@@ -149,6 +150,7 @@ def _run_job(
     config = engine_config(options)
     tally, launched, limit = Tally(options.shard), time.monotonic(), options.seconds_limit
     with ExitStack() as stack:
+        stack.enter_context(rare_collections())
         signals = stack.enter_context(StopSignals())
         files = open_files(options, retry_delays, stack)
         record = open_record(options, config, template, files)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +22,10 @@ class LengthCounts:
     def __init__(self) -> None:
         self._counts = [0] * _MAX_BITS
 
-    def add(self, num_tokens: int) -> None:
-        """Count a row."""
-        self._counts[num_tokens.bit_length()] += 1
+    def add(self, num_tokens: Iterable[int]) -> None:
+        """Count rows with these numbers of tokens."""
+        for bits, count in Counter(map(int.bit_length, num_tokens)).items():
+            self._counts[bits] += count
 
     def bins(self) -> list[dict[str, int]]:
         """Return the bins from the first to the last non-empty one, with bounds and counts."""
@@ -46,7 +48,7 @@ class UsageTotal:
     reasoning_tokens: int = 0
 
     def add(self, usage: Usage) -> None:
-        """Add the usage of a reply."""
+        """Add the usage of one or more replies."""
         self.prompt_tokens += usage.prompt_tokens
         self.cached_tokens += usage.cached_tokens
         self.completion_tokens += usage.completion_tokens
@@ -98,10 +100,13 @@ class Tally:
     def count_all(self, usages: Sequence[Usage], num_lines: int = 1) -> None:
         """Count finished lines, some of which have a usage."""
         self.answered += num_lines
-        for usage in usages:
-            self.usage.add(usage)
-            self.prompt_lengths.add(usage.prompt_tokens)
-            self.completion_lengths.add(usage.completion_tokens)
+        if usages:
+            prompt, cached, completion, audio, reasoning = zip(*usages, strict=True)
+            self.usage.add(
+                Usage(sum(prompt), sum(cached), sum(completion), sum(audio), sum(reasoning))
+            )
+            self.prompt_lengths.add(prompt)
+            self.completion_lengths.add(completion)
 
     def count_failure(self, message: str, line: int | None = None) -> None:
         """Count a failed line, which `count_all` has counted."""

@@ -11,7 +11,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from tidemill.batch.file.expected_tokens import NO_TOKENS
@@ -246,7 +246,7 @@ def _progress_of(rows: Sequence[FinishedRow], kinds: Sequence[RowKind]) -> Progr
     return Progress(
         completed,
         len(rows) - completed,
-        **asdict(usage),
+        **usage._asdict(),
         expected_input_tokens=expected.input,
         expected_output_tokens=expected.output,
         reused=sum(row.is_reused for row in rows),

@@ -34,7 +34,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +177,7 @@ class ScriptedEngine:
             vector = [round((at + 1) / 7_919, 8) for at in range(width)]
             data = [{"object": "embedding", "index": 0, "embedding": vector}]
             return Reply(200, {**reply, "data": data}, Usage(prompt_tokens=10))
-        usage = replace(USAGE, audio_seconds=body.get("hear", 0.0))
+        usage = USAGE._replace(audio_seconds=body.get("hear", 0.0))
         return Reply(200, reply | _content_of(body), usage)
 
     def _leave(self) -> None:

@@ -15,7 +15,7 @@ from tidemill.engine.endpoints import speech_endpoints, text_endpoints
 from tidemill.engine.endpoints.embeddings import Embeddings
 from tidemill.engine.endpoints.scoring import Rerank, Score
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.prompt_key import settings_key
+from tidemill.protocol.prompt_key import prompt_fields, settings_key
 from tidemill.protocol.requests import (
     RequestChecker,
     check_request,
@@ -197,6 +197,6 @@ def test_requests_that_differ_in_texts_are_validated_once(monkeypatch: pytest.Mo
         ("/v1/nothing", texts[0][1]),
     ]
     for url, body in (*texts, *others):
-        found = error_of(checker.check, url, body, settings_key(body))
+        found = error_of(checker.check, url, body, settings_key(body), prompt_fields(body))
         assert found == error_of(check_request, url, body, ["tiny"])
     assert len(checked) == 2 + len(others)

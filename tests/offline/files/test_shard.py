@@ -31,8 +31,8 @@ def test_shards_have_together_the_lines_of_the_file(
     with path.open("rb") as file:
         whole = InputFile(Source(file, "any", 0), FileFormat(), max_line_bytes=20)
         shards = [whole.select(Shard(number, count)) for number in range(1, count + 1)]
-        spans = [(raw, span) for shard in shards for raw, span in shard.spans()]
-        assert spans == [*whole.spans()]
+        lines = [placed for shard in shards for placed in shard.placed_lines()]
+        assert lines == [*whole.placed_lines()]
     parts = [shard.part for shard in shards]
     firsts = [part.first for part in parts if part is not None]
     assert [part.end for part in parts[:-1] if part is not None] == firsts[1:]
@@ -86,8 +86,8 @@ def test_lines_are_read_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with path.open("rb") as file, closing(LineIndex(tmp_path)) as index:
         whole = InputFile(Source(file, "any", 0), FileFormat(), max_line_bytes=100)
         lines = []
-        for raw, span in whole.spans():
-            index.add(*span)
+        for raw, start in whole.placed_lines():
+            index.add(start, raw.num_bytes, raw.number)
             lines.append(raw)
         assert lines[5].overlong is not None
         orders = [[*range(12)], [*range(11, -1, -1)], [0, 11, 3, 4, 5, 6, 2, 8, 9, 10, 1, 7]]

@@ -89,9 +89,9 @@ def test_a_shard_parses_its_own_lines_alone(
 ) -> None:
     """Lines before and after it are not parsed."""
     parsed = []
-    parse_line = input_check.parse_line
+    parse_fields = input_check.parse_fields
     monkeypatch.setattr(
-        input_check, "parse_line", lambda raw: parsed.append(raw.number) or parse_line(raw)
+        input_check, "parse_fields", lambda raw: parsed.append(raw.number) or parse_fields(raw)
     )
     source = write_input(*(line(f"c{number}") for number in range(8)))
     assert run("-i", source, "-o", tmp_path / "rows", "--shard", "2/4") == 0
