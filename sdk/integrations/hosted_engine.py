@@ -126,11 +126,14 @@ class HostedEngine:
 
 def _connect(address: str) -> Wire | None:
     """Return a connection that the host has registered; None if there is no host."""
-    with suppress(OSError, FrameError):
+    try:
         wire = connect(address)
+    except OSError:
+        return None
+    with suppress(OSError, FrameError):
         if wire.receive() is not None:
             return wire
-        wire.close()
+    wire.close()
     return None
 
 
