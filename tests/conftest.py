@@ -56,9 +56,7 @@ _cache_folder = disk_cache.cache_folder
 disk_cache.cache_folder = lambda: None if (folder := _cache_folder()) == SHARED_CACHE else folder
 
 share_authorities()
-start_server = warm_start.install()
-# A run of at least this many tests starts processes of `tidemill`.
-MANY_TESTS = 2_000
+warm_starts = warm_start.install()
 
 # A shell's background job ignores Ctrl-C, and so would everything that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -87,14 +85,17 @@ def pytest_collection() -> Generator[None, object, object]:
 
 # After pytest-randomly, which shuffles modules, and the tests within each.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> Iterator[None]:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Leave breadth to `make test-all`, and start the slowest groups first."""
     mark_breadth(items)
     yield
     items.sort(key=lambda item: place_of(item.nodeid))
-    start_server(is_wanted=len(items) > MANY_TESTS and not config.option.collectonly)
+
+
+def pytest_xdist_setupnodes() -> None:
+    """Fork the processes of tests from a server, too."""
+    if warm_starts is not None:
+        warm_starts.wait()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling:
@@ -105,7 +106,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupSc
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
     """End the values that the files of a folder share, after its last test."""
-    start_server()
+    if warm_starts is not None:
+        warm_starts.start_wanted()
     close_unused(None if nextitem is None else nextitem.path)
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.warm_start import COLD_VARIABLE, WarmStarts
+from tests.warm_start import COLD_VARIABLE, WarmStarts, installed_starts
 
 run = partial(subprocess.run, capture_output=True, text=True, check=False)
-PATIENCE_SECONDS = 120
 WAITS = [sys.executable, "-m", "tidemill", "run", "-i", "-", "-o", "rows.jsonl", "--model", "m"]
 
 pytestmark = pytest.mark.skipif(COLD_VARIABLE in os.environ, reason="processes start as usual")
@@ -25,15 +23,11 @@ pytestmark = pytest.mark.skipif(COLD_VARIABLE in os.environ, reason="processes s
 def _server() -> Iterator[None]:
     """Start a new server: earlier tests may have changed variables that this process's has read."""
     usual = subprocess._fork_exec  # type: ignore[attr-defined]
-    own = getattr(usual, "__self__", None)
-    if not isinstance(own, WarmStarts):
+    own = installed_starts()
+    if own is None:
         pytest.skip("this system has no CLONE_PARENT")
     starts = WarmStarts(own._start)
-    starts.start_wanted(is_wanted=True)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not starts._can_start():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    starts.wait()
     subprocess._fork_exec = starts.fork_exec  # type: ignore[attr-defined]
     try:
         run([sys.executable, "-m", "tidemill", "--version"])

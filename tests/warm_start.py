@@ -1,9 +1,10 @@
 """Processes of `tidemill` that tests start: forked from one that has imported the libraries.
 
-Imports take up to three seconds of CPU time in each process. A server (`python -m tests.warm_start
+Imports take up to eight seconds of CPU time in each process. A server (`python -m tests.warm_start
 FD`) imports once, and clones itself for each command. With CLONE_PARENT the new process is the
-requester's child: waiting, signals and process groups are as usual. The server starts
-after the collection of thousands of tests, or after the first test that could have used it.
+requester's child: waiting, signals and process groups are as usual. The server starts before the
+processes of a distributed run, which it clones, too; otherwise after the first test that could have
+used it.
 
 A command is started as usual on other systems, with other settings of Python or of a library, and
 if `TIDEMILL_COLD_STARTS` is set, as it is for `make test-all`, `make test-newest` and tests of time
@@ -45,19 +46,24 @@ SCRIPTS: Final = {
     )
 }
 COLD_VARIABLE: Final = "TIDEMILL_COLD_STARTS"
-# Neither `tidemill.handler`, whose logger reads the environment, nor `transformers`, which a warm
-# start of an engine does not import.
+# Imports of commands and of test files. Not `tidemill.handler`, whose logger reads the environment.
 PRELOADED: Final = (
     "aiobotocore.session",
+    "av",
     "aws_lambda_powertools",
     "boto3",
     "httpx",
     "jinja2",
+    "moto.server",
     "numba",
+    "openai.types.chat",
+    "playwright.sync_api",
     "pyarrow",
+    "sentence_transformers.sentence_transformer.modules",
     "starlette.applications",
     "tokenizers",
     "torch",
+    "transformers.models.bert.modeling_bert",
     "uvicorn",
     "tidemill.cli.main",
     "tidemill.engine.load",
@@ -86,6 +92,8 @@ _MAX_BYTES: Final = 1 << 17
 _MAX_FDS: Final = 64
 # Words of commands that start other processes; each of them gets a server, as a child.
 _HAVE_CHILDREN: Final = frozenset({"worker", "serve", "launcher", "-dp", "--data-parallel-size"})
+# The command of xdist's processes, by execnet.
+_TESTS: Final = "import sys;exec(eval(sys.stdin.readline()))"
 _MODULE_COMMAND: Final = module_command("")[:-1]
 
 Environment = dict[str, str]
@@ -105,6 +113,7 @@ class WarmStarts:
         self._lock = threading.Lock()
         self._environment = _read_at_import(dict(os.environ))
         self._ignored = _ignored_signals()
+        atexit.register(self._close)
 
     def fork_exec(self, *arguments: Any) -> int:
         """Start a process like `_posixsubprocess.fork_exec`, whose arguments these are."""
@@ -164,7 +173,12 @@ class WarmStarts:
                 # One thread: the clone runs no handlers of `pthread_atfork`.
                 env=os.environ | {"JE_ARROW_MALLOC_CONF": "background_thread:false"},
             )
-        atexit.register(self._close)
+
+    def wait(self) -> None:
+        """Start the server, and wait until it is ready."""
+        self.start_wanted(is_wanted=True)
+        if not self._is_ready and self._connection is not None:
+            self._is_ready = bool(self._connection.recv(1))
 
     def _ask(self, request: bytes, fds: Sequence[int]) -> int | None:
         """Return the ID of the process that the server has started, or None."""
@@ -181,8 +195,10 @@ class WarmStarts:
         return pid if pid > 0 else None  # -1 is all processes for `os.kill`
 
     def _close(self) -> None:
-        if self._connection is not None and self._server is not None and os.getpid() == self._pid:
-            self._connection.close()
+        if self._connection is None or os.getpid() != self._pid:
+            return
+        self._connection.close()
+        if self._server is not None:
             self._server.kill()  # the processes that it has started are not its children
             self._server.wait()
 
@@ -194,19 +210,29 @@ def _ignored_signals() -> list[bool]:
     return [signal.getsignal(number) is signal.SIG_IGN for number in _KEPT_SIGNALS]
 
 
-def install(connection: socket.socket | None = None) -> Callable[..., None]:
-    """Start commands of this process from a server; return `start_wanted`, which starts that."""
+def install(connection: socket.socket | None = None) -> WarmStarts | None:
+    """Start commands of this process from a server, unless the system or a setting forbids it."""
     if sys.platform != "linux" or platform.machine() not in _CLONES or COLD_VARIABLE in os.environ:
-        return lambda **_: None
+        return None
+    if (installed := installed_starts()) is not None:  # in a clone
+        return installed
     starts = WarmStarts(subprocess._fork_exec, connection)  # type: ignore[attr-defined]
     subprocess._fork_exec = starts.fork_exec  # type: ignore[attr-defined]
-    return starts.start_wanted
+    return starts
+
+
+def installed_starts() -> WarmStarts | None:
+    """Return the starts of this process, if they are installed."""
+    owner = getattr(subprocess._fork_exec, "__self__", None)  # type: ignore[attr-defined]
+    return owner if isinstance(owner, WarmStarts) else None
 
 
 def _target(command: list[str]) -> tuple[str, list[str]] | None:
     """Return the module or script that a command runs, and its arguments, or None."""
     if command[0] != sys.executable:
         return None
+    if command[1:] == ["-u", "-c", _TESTS]:
+        return _TESTS, []
     if command[1:3] == ["-m", "tidemill"]:
         return "tidemill", command[3:]
     if command[: len(_MODULE_COMMAND)] == _MODULE_COMMAND:
@@ -264,7 +290,9 @@ def serve(connection: socket.socket) -> None:
 def _wait_for_command(connection: socket.socket) -> tuple[Any, list[int], socket.socket | None]:
     """Return in a new process: a request, its file descriptors, and a server if it needs one."""
     while True:
-        data, fds, _, _ = socket.recv_fds(connection, _MAX_BYTES, _MAX_FDS)
+        data, fds = b"", []
+        with suppress(ConnectionResetError):  # closed before it was used
+            data, fds, _, _ = socket.recv_fds(connection, _MAX_BYTES, _MAX_FDS)
         if not data:
             os._exit(0)
         request = json.loads(data)
@@ -273,7 +301,8 @@ def _wait_for_command(connection: socket.socket) -> tuple[Any, list[int], socket
             connection.send(b"%d" % pid)
         else:
             connection.close()
-            if _HAVE_CHILDREN.isdisjoint(request[0][1]):
+            target, arguments = request[0]
+            if target != _TESTS and _HAVE_CHILDREN.isdisjoint(arguments):
                 return request, fds, None
             ours, connection = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             if os.fork():
@@ -321,11 +350,13 @@ def _take(fds: dict[int, int]) -> None:
 
 
 def _run(target: str, arguments: list[str]) -> None:
-    _open_streams(is_unbuffered=bool(os.environ.get(_UNBUFFERED)))
+    _open_streams(is_unbuffered=target == _TESTS or bool(os.environ.get(_UNBUFFERED)))
     is_script = target in SCRIPTS
     sys.argv = [target, *arguments]
     sys.path[0] = str(Path(target).parent) if is_script else os.getcwd()  # noqa: PTH109 - as Python
-    if is_script:
+    if target == _TESTS:
+        exec(target, vars(sys.modules["__main__"]))  # noqa: S102 - as `python -c`
+    elif is_script:
         run_path(target, run_name="__main__")
     else:
         run_module(target, run_name="__main__", alter_sys=True)
@@ -354,4 +385,5 @@ def _text(number: int, like: Any, *, is_unbuffered: bool = False) -> io.TextIOWr
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    # By its name, by which processes of tests import it.
+    import_module("tests.warm_start").serve(socket.socket(fileno=int(sys.argv[1])))

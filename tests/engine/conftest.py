@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -19,19 +23,54 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _quick_interpreter() -> None:
-    """Keep Triton's interpreter from replacing again what is replaced: two fifths of its time.
-
-    A launch replaces Triton's language by functions that compute; each call within a kernel has it
-    look through the whole language for more.
-    """
+    """Keep Triton's interpreter from repeating work whose result is the same: most of its time."""
     if find_spec("triton") is None:  # there is none for this system
         return
-    interpreter, language = map(import_module, ("triton.runtime.interpreter", "triton.language"))
-    patch_language = interpreter._patch_lang
+    interpreter, core = map(import_module, ("triton.runtime.interpreter", "triton.language.core"))
+    interpreter._patch_lang = _patched_once(interpreter._patch_lang)
+    interpreter._get_np_dtype = _looked_up_once(interpreter._get_np_dtype, core)
+    # Overflows are looked for, but only asserted in the debug mode, which is off.
+    options = interpreter.interpreter_builder.options
+    if not options.debug:
+        interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
+    core.tensor.__init__ = _init_of_tensors(core)
+
+
+def _patched_once(patch_language: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Replace Triton's language by functions that compute once in a launch.
+
+    Each call within a kernel has the interpreter look through the whole language for more.
+    """
+    language = import_module("triton.language")
 
     def patch_once(fn: Any) -> Any:
         used = [it for it in fn.__globals__.values() if it is language or it is language.core]
         is_patched = not any(language.core.is_builtin(it.load) for it in used)
         return None if is_patched else patch_language(fn)
 
-    interpreter._patch_lang = patch_once
+    return patch_once
+
+
+def _looked_up_once(numpy_dtype: Callable[[Any], Any], core: Any) -> Callable[[Any], Any]:
+    """Return a function that finds the dtype of each type of numbers once."""
+    found = cache(numpy_dtype)
+
+    def dtype_of(kind: Any) -> Any:
+        scalar = kind.element_ty if isinstance(kind, core.block_type) else kind
+        return found(scalar) if type(scalar) is core.dtype else numpy_dtype(kind)
+
+    return dtype_of
+
+
+def _init_of_tensors(core: Any) -> Callable[[Any, Any, Any], None]:
+    """Return `tensor.__init__`, with one object for each shape."""
+
+    @cache
+    def described(shape: tuple[int, ...]) -> tuple[Any, Any]:
+        return core.constexpr(math.prod(shape)), core.tuple([core.constexpr(n) for n in shape])
+
+    def init(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.numel, self.shape = described(tuple(type.shape) if type.is_block() else ())
+
+    return init
