@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,17 +169,23 @@ def with_free_port(start: Callable[[int], AbstractContextManager[_Entered]]) -> 
 
 
 def running_ministack(
-    folder: Path, *, enforcement: IamEnforcement | None = None
+    folder: Path,
+    *,
+    enforcement: IamEnforcement | None = None,
+    command: Sequence[str | Path] = (),
 ) -> AbstractContextManager[str]:
     """Run MiniStack on the loopback address and yield its endpoint; `folder` is its own.
 
-    Its content is lost when it ends.
+    `command` replaces the one that starts it. Its content is lost when it ends.
     """
-    return with_free_port(lambda port: _ministack_at(port, folder, enforcement))
+    words = [*map(str, command or [find_ministack()])]
+    return with_free_port(lambda port: _ministack_at(port, folder, enforcement, words))
 
 
 @contextmanager
-def _ministack_at(port: int, folder: Path, enforcement: IamEnforcement | None) -> Iterator[str]:
+def _ministack_at(
+    port: int, folder: Path, enforcement: IamEnforcement | None, command: list[str]
+) -> Iterator[str]:
     check_free(port)
     endpoint_url = f"{'https' if enforcement else 'http'}://127.0.0.1:{port}"
     environment = ministack_environment(
@@ -192,7 +198,7 @@ def _ministack_at(port: int, folder: Path, enforcement: IamEnforcement | None) -
             "MINISTACK_SSL_CERT": str(enforcement.certificate),
             "MINISTACK_SSL_KEY": str(enforcement.key),
         }
-    with running_server([str(find_ministack())], endpoint_url, environment, folder):
+    with running_server(command, endpoint_url, environment, folder):
         yield endpoint_url
 
 

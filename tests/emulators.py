@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -15,8 +16,9 @@ import boto3
 from botocore.config import Config
 from pytest_localstack.session import RunningSession
 
-from localstack.ministack import environment_for, running_ministack, running_moto
+from localstack.ministack import environment_for, find_ministack, running_ministack, running_moto
 from localstack.resources import Resources, create_resources
+from tests import framed_calls
 from tidemill.handler.aws.calls import Operation, client_options
 from tidemill.handler.aws.stores.table import Table, id_of_active
 from tidemill.handler.deployment import Deployment
@@ -26,6 +28,7 @@ MODEL = "tidemill-demo"
 SERVICES = ("s3", "sqs", "dynamodb", "events")
 # A client takes longer to create than most of its calls. Event listeners are removed at the end.
 _clients: dict[tuple[str, str, str], Any] = {}
+framed_calls.install()
 # A third one if Docker or a LocalStack account exists.
 NAMES = ("ministack", "moto", *(["localstack"] if "AWS_ENDPOINT_URL" in os.environ else []))
 
@@ -90,7 +93,7 @@ def running(name: str, folder: Path) -> Iterator[Emulator]:
             url = os.environ["AWS_ENDPOINT_URL"]
         else:
             url = stack.enter_context(
-                running_ministack(folder) if name == "ministack" else running_moto(folder)
+                _framed_ministack(folder) if name == "ministack" else running_moto(folder)
             )
         address = urlsplit(url)
         services = dict.fromkeys(SERVICES, address.port)
@@ -99,6 +102,21 @@ def running(name: str, folder: Path) -> Iterator[Emulator]:
             RunningSession(address.hostname, services=services, region_name="us-east-1")
         )
         yield Emulator(name, url)
+
+
+@contextmanager
+def _framed_ministack(folder: Path) -> Iterator[str]:
+    """Run MiniStack so that calls of this process need no HTTP."""
+    python = find_ministack().resolve().with_name("python")
+    script = Path(__file__).with_name("framed_ministack.py")
+    with (
+        # The path of a socket must be short.
+        TemporaryDirectory(prefix="frames-") as short,
+        # -P: a folder of ours is called like MiniStack's modules.
+        running_ministack(folder, command=(python, "-P", script, f"{short}/s")) as url,
+        framed_calls.framed(url, Path(short, "s")),
+    ):
+        yield url
 
 
 def count_messages(sqs: Any, url: str) -> int:

@@ -17,6 +17,11 @@ from tests.handler.dashboard.browser import NO_CHROMIUM, find_chromium, running_
 from tests.handler.intake.rig import Cloud
 from tidemill.handler.tenants.keys import KeyStore
 
+QUICK = """
+const wait = window.setTimeout;
+window.setTimeout = (work, milliseconds, ...more) =>
+  wait(work, milliseconds < 1000 ? milliseconds : milliseconds / 10, ...more);
+"""
 PRICES = '{"tidemill-demo": 0.8}'
 
 
@@ -73,6 +78,12 @@ def page(chromium: Browser, url: str) -> Iterator[Page]:
     yield page
     context.close()
     assert complaints == []
+
+
+@pytest.fixture
+def quick_refreshes(page: Page) -> None:
+    """Let the page wait a tenth of its seconds, for tests that wait for what it shows then."""
+    page.add_init_script(QUICK)
 
 
 def _answer(dialog: Dialog, complaints: list[str]) -> None:

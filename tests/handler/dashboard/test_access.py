@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.handler.dashboard.steps import check_looks, sign_in
@@ -93,6 +94,7 @@ def test_a_keyboard_is_enough(page: Page, cloud: Cloud, new_key: NewKey) -> None
     assert cloud.batch(batch.id).status == "cancelled"
 
 
+@pytest.mark.usefixtures("quick_refreshes")
 def test_a_refresh_leaves_the_focus(page: Page, cloud: Cloud, new_key: NewKey) -> None:
     """A focused link of the list is still focused when the list has been fetched again."""
     cloud.ingest(cloud.create(lines_of(25)))
@@ -106,6 +108,7 @@ def test_a_refresh_leaves_the_focus(page: Page, cloud: Cloud, new_key: NewKey) -
     expect(link).to_be_focused()
 
 
+@pytest.mark.usefixtures("quick_refreshes")
 def test_a_view_takes_the_focus_at_once_or_never(page: Page, cloud: Cloud, new_key: NewKey) -> None:
     """A user who moves on at the moment of its arrival keeps the focus."""
     cloud.ingest(cloud.create(lines_of(25)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.handler.dashboard.mill import control_running, file_of, worker_running
@@ -15,6 +16,7 @@ NewKey = Callable[[str], str]
 SECONDS = 120_000
 
 
+@pytest.mark.usefixtures("quick_refreshes")
 def test_errors_are_read_while_others_run(
     page: Page, cloud: Cloud, new_key: NewKey, tmp_path: Path
 ) -> None:

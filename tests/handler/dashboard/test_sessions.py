@@ -27,6 +27,7 @@ def test_a_key_that_is_not_accepted(page: Page, key: str) -> None:
     assert obstacles(page) == []
 
 
+@pytest.mark.usefixtures("quick_refreshes")
 def test_a_key_revoked_meanwhile(page: Page, cloud: Cloud, new_key: NewKey) -> None:
     """The form comes back with a word, and another key goes on in the same view."""
     key = new_key("default")
@@ -92,6 +93,7 @@ def test_signing_out_leaves_nothing(page: Page, cloud: Cloud, new_key: NewKey) -
     assert page.get_by_text("x.jsonl").count() == 0
 
 
+@pytest.mark.usefixtures("quick_refreshes")
 def test_a_failing_server_is_reported_and_retried(
     page: Page, cloud: Cloud, new_key: NewKey
 ) -> None:
@@ -107,6 +109,7 @@ def test_a_failing_server_is_reported_and_retried(
     expect(alert).to_be_hidden(timeout=120_000)
 
 
+@pytest.mark.usefixtures("quick_refreshes")
 def test_a_hidden_tab_makes_no_requests(page: Page, cloud: Cloud, new_key: NewKey) -> None:
     """The list is fetched again when the tab is visible again."""
     cloud.ingest(cloud.create(lines_of(25)))
@@ -121,7 +124,7 @@ def test_a_hidden_tab_makes_no_requests(page: Page, cloud: Cloud, new_key: NewKe
 
     page.route("**/dashboard/view/**", note)
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-    page.wait_for_timeout(6_500)
+    page.wait_for_timeout(1_500)  # three refreshes of a tab that is seen
     assert urls == []
     page.evaluate("Object.defineProperty(document, 'hidden', {value: false, configurable: true})")
     with page.expect_response("**/view/batches"):

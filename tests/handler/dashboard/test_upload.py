@@ -79,6 +79,7 @@ def two_parts(tmp_path: Path) -> Path:
     return file_of_parts(tmp_path, 1.1)
 
 
+@pytest.mark.usefixtures("quick_refreshes")
 def test_parts_are_sent_again(page: Page, cloud: Cloud, new_key: NewKey, large: Path) -> None:
     """A connection that breaks costs a part, not the file; nothing of it passes the API."""
     storage = Storage(cloud, num_failures=3)

@@ -158,7 +158,7 @@ async def test_a_shard_that_another_has_taken_is_dropped(rig: Rig) -> None:
     """No part, no segment, no release follows; the other's fence stays."""
     work = rig.batch(GOOD, {"wait": NEVER}, rings=False)
     work.ring()
-    async with rig.worker(flush_seconds=NEVER, tick_seconds=0.3) as running:
+    async with rig.worker(flush_seconds=NEVER, lease_seconds=6) as running:
         await until(lambda: running.engine.inside == {"c2"})
         taken = rig.run(
             rig.deployment.table.claim(

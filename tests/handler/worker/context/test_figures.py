@@ -205,7 +205,7 @@ async def test_calls_that_are_repeated_count_once(
 async def test_a_shard_that_another_has_taken_is_a_lost_lease(rig: Rig, counted: Counted) -> None:
     """Its rows are not counted here: the new owner counts them."""
     work = rig.batch(GOOD, {"wait": NEVER})
-    async with rig.worker(flush_seconds=NEVER, tick_seconds=0.3) as running:
+    async with rig.worker(flush_seconds=NEVER, lease_seconds=6) as running:
         await until(lambda: running.engine.inside == {"c2"})
         taken = rig.run(
             rig.deployment.table.claim(

@@ -1,0 +1,65 @@
+"""Calls as frames have the answers that they have over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError, ReadTimeoutError
+
+from tests import framed_calls
+from tests.emulators import Emulator
+
+BODY = bytes(range(256)) * 5_000
+CALLS: list[tuple[str, Callable[[Any, str], Any]]] = [
+    ("s3", lambda s3, name: s3.create_bucket(Bucket=name)),
+    (
+        "s3",
+        lambda s3, name: s3.put_object(Bucket=name, Key="a b/é", Body=BODY, Metadata={"n": "1"}),
+    ),
+    ("s3", lambda s3, name: s3.head_object(Bucket=name, Key="a b/é")),
+    ("s3", lambda s3, name: s3.get_object(Bucket=name, Key="a b/é", Range="bytes=5-600000")),
+    ("s3", lambda s3, name: s3.get_object(Bucket=name, Key="missing")),
+    ("s3", lambda s3, name: s3.list_objects_v2(Bucket=name, Delimiter=" ")),
+    ("sqs", lambda sqs, name: sqs.create_queue(QueueName=name)),
+    ("dynamodb", lambda dynamodb, name: dynamodb.describe_table(TableName=name)),
+]
+
+
+def answer(emulator: Emulator, service: str, call: Callable[[Any, str], Any], name: str) -> Any:
+    """Return a response or an error's, without what differs between equal calls."""
+    try:
+        response = call(emulator.client(service), name)
+    except ClientError as exc:
+        response = exc.response
+    if "Body" in response:
+        response["Body"] = response["Body"].read()
+    metadata = response["ResponseMetadata"]
+    ours = ("-id", "-id-2", "requestid", "date", "server", "last-modified")
+    kept = {k: v for k, v in metadata["HTTPHeaders"].items() if not k.endswith(ours)}
+    response["ResponseMetadata"] = (metadata["HTTPStatusCode"], kept)
+    return {k: v for k, v in response.items() if k not in {"LastModified", "VersionId"}}
+
+
+def test_answers_are_those_over_http(ministack: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Status, headers and body of results and errors are the same."""
+    name = f"framed-{uuid4().hex}"
+    with monkeypatch.context() as patch:
+        patch.setattr(framed_calls, "_send_http", None)  # no call may use it
+        framed = [answer(ministack, *call, name) for call in CALLS]
+    monkeypatch.setattr(framed_calls, "_EMULATORS", {})
+    over_http = [answer(ministack, *call, name) for call in CALLS]
+    assert framed[3]["Body"] == BODY[5:600_001]
+    for mine, other in zip(framed, over_http, strict=True):
+        assert mine == other
+
+
+def test_an_answer_that_is_late_is_a_timeout(ministack: Emulator) -> None:
+    """A long poll that outlasts the client's limit ends as it does over HTTP."""
+    client = ministack.client("sqs", Config(read_timeout=0.5, retries={"total_max_attempts": 1}))
+    url = client.create_queue(QueueName=f"framed-{uuid4().hex}")["QueueUrl"]
+    with pytest.raises(ReadTimeoutError):
+        client.receive_message(QueueUrl=url, WaitTimeSeconds=3)
