@@ -159,7 +159,7 @@ async def _reply_task(
         yield task
     finally:
         task.cancel()
-        [left] = await asyncio.gather(task, return_exceptions=True)
+        left: object = (await asyncio.gather(task, return_exceptions=True))[0]
         if isinstance(left, StreamedReply):
             await left.chunks.aclose()
 
