@@ -64,7 +64,7 @@ def text_endpoints(
     reader: DecisionReader = NextTokenReader(model, parsers, image_support)
     if architecture == LIQUID and model.chat_template is not None:
         reader = LiquidReader(model, parsers)
-    by_chat = ChatReader(chat)
+    by_chat = ChatReader(chat, may_reason=parsers.reasoning is not None)
     decisions = (Decisions(reader, by_chat), SystemOne(reader, by_chat))
     return (chat, completions, GenerativeScoring(model), *decisions, Responses(chat))
 

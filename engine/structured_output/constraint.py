@@ -111,11 +111,7 @@ class GrammarState:
             assert self._constraint.unconstrained_prefix is not None
             self._constraint.unconstrained_prefix.fill(self._tail, mask)
             return True
-        if self._matcher is None:
-            self._matcher = self._constraint.matchers.matcher(
-                self._constraint.grammar, self._constraint.param
-            )
-        if not _fill_bitmask(self._matcher, mask):
+        if not _fill_bitmask(self._started(), mask):
             self._matcher = self._replay()
             if not _fill_bitmask(self._matcher, mask):
                 raise self._stuck_error(self._matcher.get_error())
@@ -132,13 +128,13 @@ class GrammarState:
         if self._tail is not None:
             self._push_prefix(token_id)
             return False
-        assert self._matcher is not None, "`push` requires an earlier `fill`"
+        matcher = self._started()
         self._token_ids.append(token_id)
-        if not self._matcher.consume_token(token_id):
-            self._matcher = self._replay()
-        if self._matcher.is_error():
-            raise self._stuck_error(self._matcher.get_error())
-        return self._matcher.is_stopped()
+        if not matcher.consume_token(token_id):
+            matcher = self._matcher = self._replay()
+        if matcher.is_error():
+            raise self._stuck_error(matcher.get_error())
+        return matcher.is_stopped()
 
     def fork(self) -> GrammarState:
         """Return an independent copy of this state."""
@@ -147,6 +143,14 @@ class GrammarState:
         forked._token_ids = [*self._token_ids]  # noqa: SLF001 - same class
         forked._matcher = None if matcher is None else matcher.deep_copy()  # noqa: SLF001
         return forked
+
+    def _started(self) -> LLMatcher:
+        """Return the matcher; it is new if a draft led from the prefix into the grammar."""
+        if self._matcher is None:
+            self._matcher = self._constraint.matchers.matcher(
+                self._constraint.grammar, self._constraint.param
+            )
+        return self._matcher
 
     def _replay(self) -> LLMatcher:
         """Replay all tokens in a fresh matcher.

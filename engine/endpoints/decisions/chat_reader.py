@@ -24,6 +24,12 @@ from ..chat_preprocessor import Conversation
 from ..endpoint import Prepared, RequestMetadata
 from ..image_inputs import FETCHED
 
+CLOSED_BUDGET = 0
+"""Tokens of reasoning of a chat with no effort."""
+_NO_TEMPLATE = (
+    "This model has no chat template, so it cannot decide by a chat: pass `--chat-template`, or"
+    " omit `decide_by`."
+)
 _ASK = "Answer with a JSON object that has the text of one option for each question number."
 
 
@@ -39,10 +45,14 @@ _Prepared = Prepared[SequenceRequest, ChatDecision]
 
 
 class ChatReader:
-    """A `DecisionReader` of a generation model, which lets its chat answer."""
+    """A `DecisionReader` of a generation model, which lets its chat answer.
 
-    def __init__(self, chat: ChatCompletions) -> None:
+    A model that `may_reason` has marks of reasoning.
+    """
+
+    def __init__(self, chat: ChatCompletions, *, may_reason: bool) -> None:
         self._chat = chat
+        self._may_reason = may_reason
 
     def fetched(
         self, body: dict[str, Any], kind: type[DecisionRequest | SystemOneRequest]
@@ -60,8 +70,10 @@ class ChatReader:
                 param="debias",
             )
         try:
-            chat = self._chat.prepare(_chat_body(decision, body), metadata)
+            chat = self._chat.prepare(self._chat_body(decision, body), metadata)
         except RequestError as exc:
+            if exc.code == "chat_template_missing":
+                raise RequestError(_NO_TEMPLATE, param="decide_by", code=exc.code) from exc
             is_about_input = exc.param is None or exc.param.startswith("messages")
             exc.param = param if is_about_input else exc.param
             raise
@@ -87,9 +99,11 @@ class ChatReader:
         choice = reply.body["choices"][0]
         fields = choice["confidence"]
         if fields is None:
+            may_reason = self._may_reason and prepared.context.decision.reasoning_effort != "none"
+            other = ', or set `reasoning_effort` to "none"' if may_reason else ""
             raise RequestError(
                 "The answer reached the token limit before it was complete: raise "
-                '`max_completion_tokens`, or set `reasoning_effort` to "none".',
+                f"`max_completion_tokens`{other}.",
                 param="max_completion_tokens",
                 code="answer_truncated",
             )
@@ -103,9 +117,18 @@ class ChatReader:
         """Return the tokens of the chat, those of its reasoning included."""
         return self._chat.usage(prepared.context.chat, results)
 
+    def _chat_body(self, decision: Decision, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the body of the chat, with the fetched images of the decision's `body`.
+
+        Some templates open the reasoning whatever the effort is: a budget closes it.
+        """
+        is_closed = self._may_reason and decision.reasoning_effort == "none"
+        budget = {"thinking_token_budget": CLOSED_BUDGET} if is_closed else {}
+        return _chat_body(decision, body) | budget
+
 
 def _chat_body(decision: Decision, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body of the chat, with the fetched images of the decision's `body`."""
+    """Return the body of the chat without a budget of its reasoning."""
     properties = {
         str(number): {"enum": list(dict.fromkeys(option.text for option in question.options))}
         for number, question in enumerate(decision.parsed_questions, 1)

@@ -445,15 +445,21 @@ def test_a_second_model_that_cannot_decide_or_does_not_fit_is_refused(
 
 
 @pytest.mark.long
-def test_a_killed_cascade_resumes_to_the_same_bytes(second: str, tmp_path: Path) -> None:
-    """Ten runs are killed at random moments, half of them after the second model's start."""
+@pytest.mark.parametrize(
+    "threshold", [("--escalate-below", "0.75"), ("--gold", "gold", "--target-accuracy", "0.7")]
+)
+def test_a_killed_cascade_resumes_to_the_same_bytes(
+    second: str, tmp_path: Path, threshold: tuple[str, ...]
+) -> None:
+    """Five runs are killed at random moments, two of them after the second model's start."""
     table = tmp_path / "t.csv"
-    table.write_text("text\n" + "".join(f"{'Paris ' * (n % 5)}{n}\n" for n in range(4_000)))
+    rows = [f"{'Paris ' * (n % 5)}{n},{'yes' if n % 5 else 'no'}\n" for n in range(4_000)]
+    table.write_text("text,gold\n" + "".join(rows))
     whole, moments = tmp_path / "whole.csv", random.Random(7)
     command = [sys.executable, "-m", "tidemill", "run", str(table), *ASK, "--model", FIRST]
-    command += ["--prompt", "{{ text }}", "--escalate", second, "--escalate-below", "0.75", "-o"]
+    command += ["--prompt", "{{ text }}", "--escalate", second, *threshold, "-o"]
     subprocess.run([*command, str(whole)], check=True, capture_output=True)
-    for kill in range(10):
+    for kill in range(5):
         target = tmp_path / f"{kill}.csv"
         begun = target.with_name(f"{kill}.csv.cascade") / ("first.jsonl", "second.jsonl")[kill % 2]
         process = subprocess.Popen([*command, str(target)], stderr=subprocess.DEVNULL)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +15,13 @@ import pytest
 from tests.engine.scripted_model import METADATA
 from tidemill import demo
 from tidemill.engine.config import EngineConfig
+from tidemill.engine.endpoints.decisions import chat_reader
 from tidemill.engine.endpoints.decisions.endpoints import Decisions
 from tidemill.engine.endpoints.dispatcher import Dispatcher
 from tidemill.engine.load import load_served
 from tidemill.engine.tasks.generation import endpoints_without_weights
 from tidemill.protocol.contract import Reply
+from tidemill.protocol.errors import RequestError
 
 CONFIG = EngineConfig(str(demo.MODEL_PATH), dtype="float32", max_num_seqs=8)
 QUESTIONS: list[dict[str, Any]] = [
@@ -208,3 +212,37 @@ async def test_an_unsuitable_chat_is_refused(
     assert reply.status_code == 400
     assert words in reply.body["error"]["message"]
     assert reply.body["error"]["param"] == next(iter(change))
+
+
+@pytest.mark.parametrize("budget", [0, 7])
+async def test_a_chat_whose_template_opens_the_reasoning_decides_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int
+) -> None:
+    """Without an effort it is closed at once; its tokens are counted."""
+    monkeypatch.setattr(chat_reader, "CLOSED_BUDGET", budget)
+    folder = tmp_path / "model"
+    shutil.copytree(demo.MODEL_PATH, folder)
+    template = folder / "chat_template.jinja"
+    start = "<|im_start|>assistant\\n"
+    template.write_text(template.read_text().replace(start, f"{start}<think>\\n"))
+    config = EngineConfig(str(folder), dtype="float32", max_num_seqs=8)
+    with closing(load_served(config, served_names=("m",), chat_template=None)) as served:
+        assert isinstance(served, Dispatcher)
+        body = {"decide_by": "chat", "reasoning_effort": "none", "max_completion_tokens": 80}
+        reply = await served.respond("/v1/decisions", BODY | body, "req_1", 0)
+    assert reply.status_code == 200, reply.body
+    shares = [each["probability"] for each in reply.body["answers"][1]["probabilities"]]
+    assert sum(shares) == pytest.approx(1)
+    assert reply.body["usage"]["output_tokens_details"]["reasoning_tokens"] >= budget
+
+
+def test_a_model_without_a_template_decides_only_by_its_next_token(tmp_path: Path) -> None:
+    """A chat is refused with the field that asks for it."""
+    folder = tmp_path / "model"
+    shutil.copytree(demo.MODEL_PATH, folder, ignore=shutil.ignore_patterns("*.jinja"))
+    endpoints = endpoints_without_weights(EngineConfig(str(folder)), None)
+    [decisions] = [each for each in endpoints if isinstance(each, Decisions)]
+    assert decisions.prepare(BODY, METADATA).requests
+    with pytest.raises(RequestError, match="or omit `decide_by`") as error:
+        decisions.prepare(BODY | {"decide_by": "chat"}, METADATA)
+    assert (error.value.param, error.value.code) == ("decide_by", "chat_template_missing")
