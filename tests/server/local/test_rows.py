@@ -172,7 +172,7 @@ async def test_rows_are_downloaded_as_a_table(tmp_path: Path) -> None:
         path = f"/dashboard/view/batches/{batch['id']}/export"
         found = await local.client.get(path, params={"format": "csv", "status": "failed"})
         about, _, text = found.content.partition(b"\n")
-        assert json.loads(about) == {"rows": 1, "after": None, "columns": '[""]'}
+        assert json.loads(about) == {"rows": 1, "after": None, "columns": '[""]', "about": 0}
         [header, row] = csv.reader(text.decode("utf-8-sig").splitlines())
         assert dict(zip(header, row, strict=True))["line"] == "3"
         refused = await local.client.get(path, params={"format": "x"})
