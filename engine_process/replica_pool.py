@@ -255,7 +255,14 @@ class ReplicaPool:
                 if request in requests:
                     requests.remove(request)
         self._leave(request)
-        self._admit()
+        if self._urgent or self._waiting or self._has_suspects:
+            self._admit()
+
+    @property
+    def _has_suspects(self) -> bool:
+        """Return whether an engine has a group on trial, or a group waits for one."""
+        is_closed = self._trial is not None or self._drained is not None
+        return is_closed or self._suspects.has_waiting_group
 
     def _note_death(self, replica: Replica, client: EngineClient, exc: EngineDied) -> _Death:
         """Record that an engine has died, and restart it."""

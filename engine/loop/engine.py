@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeAlias, TypeVar
 
@@ -30,11 +29,11 @@ _News: TypeAlias = tuple[int, StepOutput[ResultT]] | Exception
 
 @dataclass(slots=True, eq=False)
 class _Call(Generic[RequestT, ResultT]):
-    """One call of `stream`: its requests, and the events that arrived in its loop."""
+    """One call: its requests, and the function of its loop that takes their news."""
 
     requests: Sequence[RequestT]
     loop: asyncio.AbstractEventLoop
-    arrived: asyncio.Queue[_News[ResultT]] = field(default_factory=asyncio.Queue)
+    take: Callable[[_News[ResultT]], None]
     place_of: dict[RunningRequest[ResultT], int] = field(default_factory=dict)
     is_left: bool = False  # its caller no longer waits
 
@@ -79,21 +78,19 @@ class Engine(Generic[RequestT, ResultT]):
         step.
         """
         num_open = len(requests)
-        call = _Call[RequestT, ResultT](requests, asyncio.get_running_loop())
-        self._inbox.put(call)
+        arrived = asyncio.Queue[_News[ResultT]]()
+        call = _Call[RequestT, ResultT](requests, asyncio.get_running_loop(), arrived.put_nowait)
         try:
-            if self._is_closed:  # checked last: the thread may have emptied its inbox before
-                raise EngineClosed(self._failure or "the engine is closed")
+            self._submit(call)
             while num_open:
-                news = await call.arrived.get()
+                news = await arrived.get()
                 if isinstance(news, Exception):
                     raise news
                 num_open -= news[1].is_finished
                 yield news
         finally:
             if num_open:
-                call.is_left = True
-                self._has_left = True
+                self._leave(call)
 
     async def generate(self, requests: Sequence[RequestT]) -> list[ResultT]:
         """Run all `requests` and return their results in the same order.
@@ -101,12 +98,38 @@ class Engine(Generic[RequestT, ResultT]):
         Raises the same errors as `stream`, and the `RequestError` of the first failed request once
         all have ended.
         """
+        loop, num_requests = asyncio.get_running_loop(), len(requests)
         finished: dict[int, RunningRequest[ResultT]] = {}
-        async with aclosing(self.stream(requests)) as outputs:
-            async for place, output in outputs:
-                if output.is_finished:
-                    finished[place] = output.request
-        return [finished[place].result() for place in range(len(requests))]
+        ended: asyncio.Future[Exception | None] = loop.create_future()
+
+        def take(news: _News[ResultT]) -> None:
+            if ended.done():
+                return
+            if isinstance(news, Exception):
+                ended.set_result(news)
+            elif news[1].is_finished:
+                finished[news[0]] = news[1].request
+                if len(finished) == num_requests:
+                    ended.set_result(None)
+
+        call = _Call[RequestT, ResultT](requests, loop, take)
+        try:
+            self._submit(call)
+            if num_requests and (failure := await ended) is not None:
+                raise failure
+        finally:
+            if len(finished) < num_requests:
+                self._leave(call)
+        return [finished[place].result() for place in range(num_requests)]
+
+    def _submit(self, call: _Call[RequestT, ResultT]) -> None:
+        self._inbox.put(call)
+        if self._is_closed:  # checked last: the thread may have emptied its inbox before
+            raise EngineClosed(self._failure or "the engine is closed")
+
+    def _leave(self, call: _Call[RequestT, ResultT]) -> None:
+        call.is_left = True
+        self._has_left = True
 
     def stats(self) -> EngineStats:
         """Return a snapshot of the work; callable from any thread.
@@ -221,10 +244,9 @@ class Engine(Generic[RequestT, ResultT]):
                 loop.call_soon_threadsafe(_hand_out, letters)
             except RuntimeError:  # the loop is gone, and the callers with it
                 for call, _ in letters:
-                    call.is_left = True
-                self._has_left = True
+                    self._leave(call)
 
 
 def _hand_out(letters: list[_Letter[RequestT, ResultT]]) -> None:
     for call, news in letters:
-        call.arrived.put_nowait(news)
+        call.take(news)

@@ -401,7 +401,7 @@ def test_a_caller_whose_loop_is_gone_disturbs_no_other(stage: Stage) -> None:
 
     async def leave() -> None:
         loop = asyncio.get_running_loop()
-        stage.engine._inbox.put(_Call([request(3), request(4, 50)], loop))
+        stage.engine._inbox.put(_Call([request(3), request(4, 50)], loop, lambda _: None))
         await stage.until_in_step()
 
     asyncio.run(leave())
