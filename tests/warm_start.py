@@ -290,7 +290,8 @@ def serve(connection: socket.socket) -> None:
 def _wait_for_command(connection: socket.socket) -> tuple[Any, list[int], socket.socket | None]:
     """Return in a new process: a request, its file descriptors, and a server if it needs one."""
     while True:
-        data, fds = b"", []
+        data = b""
+        fds: list[int] = []
         with suppress(ConnectionResetError):  # closed before it was used
             data, fds, _, _ = socket.recv_fds(connection, _MAX_BYTES, _MAX_FDS)
         if not data:
