@@ -389,18 +389,23 @@ async def test_a_layer_within_a_long_step_is_a_sign_of_work() -> None:
 
 async def test_an_engine_that_works_is_not_stalled(make_client: MakeLink) -> None:
     """An idle engine is not stalled either, nor one whose lines all fail before any step."""
-    client = make_client(*FAST_STATS, stall_seconds=3)
-    await client.start()
-    await asyncio.sleep(4)
-    assert (await ask(client, wait=4)).is_success
+    idle, busy, failing = (make_client(*FAST_STATS, stall_seconds=3) for _ in range(3))
+    await asyncio.gather(*(client.start() for client in (idle, busy, failing)))
     ends = time.monotonic() + 4
+
+    async def wait_idle() -> None:
+        await asyncio.sleep(4)
+        assert (await ask(idle)).is_success
+
+    async def work() -> None:
+        assert (await ask(busy, wait=4)).is_success
 
     async def send_malformed() -> None:
         while time.monotonic() < ends:
-            assert not (await client.fetch_row(1, 0, b"no json")).is_success
+            assert not (await failing.fetch_row(1, 0, b"no json")).is_success
             await asyncio.sleep(0.1)
 
-    await asyncio.gather(*(send_malformed() for _ in range(4)))
+    await asyncio.gather(wait_idle(), work(), *(send_malformed() for _ in range(4)))
 
 
 async def test_the_time_that_the_worker_itself_was_stopped_does_not_count(

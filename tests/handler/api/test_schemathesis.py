@@ -25,7 +25,7 @@ NUM_EXAMPLES = int(os.environ.get("TIDEMILL_SCHEMATHESIS", "4"))
 NOT_OURS = "unsupported_method,positive_data_acceptance"
 
 
-@pytest.mark.parametrize("seconds", [12, pytest.param(35, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [6, pytest.param(35, marks=pytest.mark.long)])
 def test_no_request_breaks_the_word_of_the_document(
     ministack: Emulator, tmp_path: Path, seconds: int
 ) -> None:

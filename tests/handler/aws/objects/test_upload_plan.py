@@ -138,7 +138,7 @@ def test_groups_are_the_segments_in_order_and_few_enough(sizes: list[int]) -> No
         pytest.param([80 * MIB] * 60_000, 0, id="five-terabytes", marks=pytest.mark.long),
         # A range of the input ends in a shard that is small: it ends a group.
         pytest.param(([16 * MIB] * 16 + [3 * MIB]) * 1200, 0, id="an-edge-a-range"),
-        pytest.param([MIN, 17 * MIB] * 100_000, 0, id="just-enough"),
+        pytest.param([MIN, 17 * MIB] * 100_000, 0, id="just-enough", marks=pytest.mark.long),
     ],
 )
 def test_results_of_any_size_become_one_object(sizes: list[int], max_mib_sent: int) -> None:
