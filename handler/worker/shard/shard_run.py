@@ -324,9 +324,8 @@ class ShardRun:
             self.end(EarlyEnd("this machine is broken", is_resent=True))
             return
         taken_at = self._context.clock()
-        rows = await self._input.with_first_answers(
-            self._unflushed.rows, self._drafts, self.cascade
-        )
+        taken = tuple(self._unflushed.rows)
+        rows = await self._input.with_first_answers(taken, self._drafts, self.cascade)
         await self._put([row for row in rows if not row.is_draft], self._index)
         await self._put([row for row in rows if row.is_draft], self._drafts)
         self._unflushed.drop(len(rows), taken_at)
