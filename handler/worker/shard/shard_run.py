@@ -274,9 +274,8 @@ class ShardRun:
             self.end(EarlyEnd("this machine is broken", is_resent=True))
             return
         taken_at = self._context.clock()
-        rows = await self._input.with_first_answers(
-            self._unflushed.rows, self._parts.drafts, self.cascade
-        )
+        taken = tuple(self._unflushed.rows)
+        rows = await self._input.with_first_answers(taken, self._parts.drafts, self.cascade)
         await self._parts.write(rows)
         self._unflushed.drop(len(rows), taken_at)
         self._has_new_rows = True
