@@ -53,13 +53,22 @@ def printable(text: str, max_chars: int = 2_000) -> str:
 def _request_error(faults: list[dict[str, Any]]) -> RequestError:
     first = faults[0]
     param = _dotted(first)
-    message = f"`{param}` {_predicate(first)}"
-    if first["type"] != "missing":
-        message += f"; got {short_repr(first['input'])}"
+    message = f"`{param}` {_predicate(first)}{_received(first)}"
     others = sorted({_dotted(fault) for fault in faults[1:]} - {param})
     if others:
         message += f" (also invalid: {', '.join(others[:5])}{', …' if len(others) > 5 else ''})"
     return RequestError(f"{message}.", param=param)
+
+
+def _received(fault: Mapping[str, Any]) -> str:
+    """Return the invalid value for an error message; empty if the message says enough."""
+    kind, value = fault["type"], fault["input"]
+    is_container = isinstance(value, (dict, list))
+    if kind in {"missing", "too_short"} or (is_container and kind == "value_error"):
+        return ""
+    if is_container and kind == "too_long":
+        return f"; got {len(value):,}"
+    return f"; got {short_repr(value)}"
 
 
 def _dotted(fault: Mapping[str, Any]) -> str:

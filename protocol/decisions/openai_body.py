@@ -23,7 +23,7 @@ from ..contract import Usage
 from ..errors import RequestError
 from ..fields import Seed, Text, Whole
 from ..validation import short_repr
-from .body_fields import Filled, NumOrders, TemplateVariables
+from .body_fields import Filled, NumOrders, OptionText, TemplateVariables
 from .input_items import Content, InputItem, content_parts, form_of_input, item_parts
 from .questions import (
     MAX_OPTIONS,
@@ -94,7 +94,7 @@ class Choice(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     value: Annotated[
-        Annotated[Filled, Tag("<text>")] | Annotated[StrictBool, Tag("<boolean>")],
+        Annotated[OptionText, Tag("<text>")] | Annotated[StrictBool, Tag("<boolean>")],
         Discriminator(_value_form),
     ]
     description: Text | None = None
@@ -116,7 +116,7 @@ class Level(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    label: Filled
+    label: OptionText
     description: Text | None = None
 
 
