@@ -183,6 +183,32 @@ def test_rows_behind_a_slow_line_do_not_keep_the_engine_idle() -> None:
     assert max(held) <= 3 * 1_200
 
 
+@pytest.mark.parametrize(("turns", "running"), [(0, 1), (100, 300)])
+def test_lines_that_are_answered_at_once_share_workers(turns: int, running: int) -> None:
+    """A worker takes the next line while its data is in the cache; slow lines have one each."""
+    num_workers: list[int] = []
+
+    class Watching(Turns):
+        async def respond(
+            self, url: str, body: dict[str, Any], request_id: str, created: int
+        ) -> Reply:
+            num_workers.append(len(one._workers))
+            return await super().respond(url, body, request_id, created)
+
+    output, engine = MemoryOutput(), Watching()
+
+    async def run(writer: OrderedRows) -> bool:
+        nonlocal one
+        one = Feed(line_runner(engine, created=0), writer, Tally(), limits=InFlightLimits(300))
+        return await one.run(lines([{"turns": turns}] * 600))
+
+    one: Any = None
+    with writer_to(output, 600) as writer:
+        assert asyncio.run(run(writer))
+    assert (len(output.rows), engine.most_running) == (600, running)
+    assert (max(num_workers) <= 64) is (turns == 0)
+
+
 def test_a_line_wider_than_the_window_runs_alone() -> None:
     """Otherwise it never would."""
     bodies = [{"pad": "x" * 5_000}, {}, {"pad": "x" * 5_000}, {}]
