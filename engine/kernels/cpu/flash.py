@@ -337,4 +337,5 @@ def _tanh(builder: Any, x: Any) -> Any:
 attend_one, attend_two, attend_four = _rows(1), _rows(2), _rows(4)
 # For a block of which at most half is visible: most sequences end in one, short ones begin in one.
 HALF = BLOCK // 2
+attend_two_to_half = _rows(2, PAGES_AT_ONCE // 2)
 attend_four_to_half = _rows(4, PAGES_AT_ONCE // 2)

@@ -19,6 +19,7 @@ from .flash import (
     attend_four_to_half,
     attend_one,
     attend_two,
+    attend_two_to_half,
 )
 from .jit_cache import compiled, inlined
 from .scalars import exp, narrow
@@ -89,6 +90,7 @@ def _attend_some(
     bounds = np.empty(2 * rows, np.int32)
     shifts = np.empty(rows, np.int32)
     flat_bias, size_of_bias = bias.reshape(-1), bias.shape[2]
+    flat_keys, flat_values = keys.reshape(-1), values.reshape(-1)
     places = np.empty(4 * PAGES_AT_ONCE, np.int64)
     last = min((item + 1) * at_once, len(tiles) * heads)
     for index in range(item * at_once, last):
@@ -110,6 +112,8 @@ def _attend_some(
             pages,
             keys,
             values,
+            flat_keys,
+            flat_values,
             places,
             numbers,
             width,
@@ -175,6 +179,8 @@ def _attend_blocks(
     pages: Any,
     keys: Any,
     values: Any,
+    flat_keys: Any,
+    flat_values: Any,
     places: Any,
     numbers: Any,
     width: Any,
@@ -189,7 +195,6 @@ def _attend_blocks(
     units = keys.shape[2]
     key_size, value_size = units * keys.shape[3], values.shape[2] * width
     heads = keys.shape[1]
-    flat_keys, flat_values = keys.reshape(-1), values.reshape(-1)
     stride = width + 2
     scaling, softcap = numbers
     first, stop = bounds[0], bounds[1]
@@ -224,6 +229,8 @@ def _attend_blocks(
                     attend_four_to_half(*arguments)
                 elif count == 4:
                     attend_four(*arguments)
+                elif count == 2 and seen <= HALF:
+                    attend_two_to_half(*arguments)
                 elif count == 2:
                     attend_two(*arguments)
                 else:
