@@ -2,7 +2,8 @@
 
 A file is a separate group unless it is listed here with others that share something expensive with
 it: a deployment, synthesised stacks. The slowest groups come first, so that no process is left
-alone with one at the end; the seconds in `make test`'s log show when that changes.
+alone with one at the end; the seconds in `make test`'s log show when that changes. Groups that
+mostly wait (a browser, deployments, killed processes) alternate with groups that compute.
 
 xdist's own group marks have no effect with pytest 9.2, see pytest-dev/pytest-xdist#1386.
 """
@@ -18,30 +19,40 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 GROUPS: Final = (
-    ("tests/engine/kernels/triton/test_compile_all.py",),
+    ("tests/handler/dashboard",),
     ("tests/localstack/test_local.py", "tests/localstack/test_clients.py"),
-    ("tests/handler/worker/test_worker.py",),
-    ("tests/handler/worker/test_processes.py",),
+    ("tests/infra/test_bundle.py",),
+    ("tests/infra",),
+    ("tests/engine/kernels/triton/test_compile_all.py",),
+    ("tests/engine/endpoints/decisions/test_probabilities.py",),
+    ("tests/docs/test_guides.py",),
     ("tests/localstack/test_permissions.py",),
+    ("tests/test_endpoints.py",),
+    ("tests/offline/engine/test_weights.py",),
+    ("tests/handler/worker/test_processes.py",),
+    ("tests/handler/worker/test_worker.py",),
+    ("tests/serve",),
+    ("tests/engine/tasks/test_vision.py",),
+    ("tests/localstack",),
+    ("tests/handler/finalize/test_table.py",),
+    ("tests/clients",),
+    ("tests/handler/finalize/test_finalize.py",),
+    ("tests/handler/worker/test_faults.py",),
+    ("tests/handler/finalize/test_publish.py",),
+    ("tests/engine_process/test_client.py",),
+    ("tests/handler/intake/test_convert.py",),
+    ("tests/offline/run/test_hangs.py",),
+    ("tests/handler/api/test_schemathesis.py",),
+    ("tests/server/test_loop_lag.py",),
+    ("tests/handler/worker/context/test_figures.py",),
+    ("tests/server/local/test_process.py",),
     ("tests/chaos/test_chaos.py",),
     ("tests/container",),
-    ("tests/clients",),
-    ("tests/handler/dashboard",),
-    ("tests/handler/worker/test_faults.py",),
-    ("tests/handler/api/test_schemathesis.py",),
-    ("tests/offline/engine/test_weights.py",),
     ("tests/bench/gpu/test_gpu.py",),
-    ("tests/docs/test_guides.py",),
     ("tests/offline/engine/test_process.py",),
     ("tests/offline/engine/test_warm_start.py",),
     ("tests/engine/model/test_compile_kernels.py",),
     ("tests/engine/kernels/cpu/test_compile_all.py",),
-    ("tests/serve",),
-    ("tests/infra/test_bundle.py",),
-    ("tests/infra",),
-    ("tests/handler/finalize/test_finalize.py",),
-    ("tests/handler/worker/context/test_figures.py",),
-    ("tests/localstack",),
 )
 _PLACES: Final = {PurePath(name): place for place, names in enumerate(GROUPS) for name in names}
 
