@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from execnet import XSpec
+from execnet.gateway_io import popen_args
 
 from tests.warm_start import COLD_VARIABLE, WarmStarts, installed_starts
 
@@ -65,6 +67,15 @@ def test_streams_and_the_status_are_those_of_the_command(tmp_path: Path) -> None
     done = run([*command, "view", "-", "--no-such-flag"], cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "--no-such-flag" in done.stderr
+
+
+def test_a_process_of_tests_is_forked_too() -> None:
+    """It reads its program as execnet sends it."""
+    command = popen_args(XSpec("popen"))
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert is_warm(process)
+        output, _ = process.communicate(b"'print(1 + 1)'\n")
+    assert (process.returncode, output) == (0, b"2\n")
 
 
 @pytest.mark.parametrize("name", ["HOME", "OMP_NUM_THREADS", COLD_VARIABLE])
