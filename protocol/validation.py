@@ -9,6 +9,9 @@ from pydantic import BaseModel, ValidationError
 
 from .errors import RequestError
 
+NOT_DISTINCT = "not_distinct"
+"""Type of an error whose message contains the repeated value."""
+
 _MAX_SHOWN_CHARS = 80
 _MAX_INT_BITS = 128
 _WORDS = {True: "true", False: "false", None: "null"}
@@ -53,13 +56,21 @@ def printable(text: str, max_chars: int = 2_000) -> str:
 def _request_error(faults: list[dict[str, Any]]) -> RequestError:
     first = faults[0]
     param = _dotted(first)
-    message = f"`{param}` {_predicate(first)}"
-    if first["type"] != "missing":
-        message += f"; got {short_repr(first['input'])}"
+    message = f"`{param}` {_predicate(first)}{_received(first)}"
     others = sorted({_dotted(fault) for fault in faults[1:]} - {param})
     if others:
         message += f" (also invalid: {', '.join(others[:5])}{', …' if len(others) > 5 else ''})"
     return RequestError(f"{message}.", param=param)
+
+
+def _received(fault: Mapping[str, Any]) -> str:
+    """Return the invalid value for an error message; empty if the message says enough."""
+    kind, value = fault["type"], fault["input"]
+    if kind in {"missing", "too_short", NOT_DISTINCT}:
+        return ""
+    if kind == "too_long" and isinstance(value, (dict, list)):
+        return f"; got {len(value):,}"
+    return f"; got {short_repr(value)}"
 
 
 def _dotted(fault: Mapping[str, Any]) -> str:

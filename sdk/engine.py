@@ -71,7 +71,7 @@ Question = str | Mapping[str, Any]
 Questions = Question | Sequence[Question]
 """One question, or several."""
 
-_WITH_OPTIONS: Final = re.compile(r"\s*\w+\s*=[^:|<]*[|<][^:]*:")
+_WITH_OPTIONS: Final = re.compile(r"\s*\w+\s*=(\s*:|[^:]*[|<])")
 
 
 @public
@@ -143,7 +143,7 @@ class Engine:
         >>> ask = {"messages": [{"role": "user", "content": "What is the capital of Japan?"}]}
         >>> answer, failed = engine.answer_many([{**ask, "temperature": 0}, {"messages": []}])
         >>> "Tokyo" in answer["choices"][0]["message"]["content"], failed.message
-        (True, '`messages` must not be empty; got a list.')
+        (True, '`messages` must not be empty.')
         """
         return Answers(self, requests, url, in_order, max_inflight, progress=progress)
 
@@ -196,7 +196,7 @@ class Engine:
         **params: Any,
     ) -> list[list[dict[str, Any]] | RequestFailed]:
         """Return the answers of `decide` for each input; a failed one has its RequestFailed."""
-        if isinstance(inputs, (str, Mapping)):
+        if isinstance(inputs, (str, bytes, Mapping)) or not isinstance(inputs, Iterable):
             raise TypeError("`inputs` must be a list of inputs: use `decide` for a single one")
         fixed = _fixed(questions, params)
         bodies = [{**fixed, "input": each} for each in inputs]
@@ -368,7 +368,9 @@ def _fixed(questions: Questions, params: Mapping[str, Any]) -> dict[str, Any]:
         raise TidemillError(
             f"`{unknown[0]}` is not a parameter of {_DECISIONS}: use {', '.join(sorted(known))}"
         )
-    each = [questions] if isinstance(questions, (str, Mapping)) else questions
+    each: object = [questions] if isinstance(questions, (str, Mapping)) else questions
+    if isinstance(each, bytes) or not isinstance(each, Iterable):
+        raise TypeError(f"`questions` must be a question or a list; got {short_repr(questions)}")
     return {**params, "questions": [*map(_question, each)]}
 
 

@@ -17,7 +17,7 @@ from tidemill.batch.table.recipe import Recipe, parse_recipe
 from tidemill.batch.table.request_template import RequestTemplate
 from tidemill.batch.table.result_columns import ResultColumns, ResultFacts
 from tidemill.batch.table.result_rows import finished_columns, output_batches
-from tidemill.batch.table.table_check import checked_template
+from tidemill.batch.table.table_check import ReadColumns, checked_template
 from tidemill.offline.console.errors import CliError
 from tidemill.offline.files.constant_prompt import warn_of_constant_prompt
 from tidemill.offline.files.dataset_table import arrow_table_of
@@ -36,7 +36,9 @@ def answer_table(
 ) -> pa.Table:
     """Return a table with columns of results; see `Engine.answer_table`."""
     given = _arrow_table(table)
-    parsed, template, keep = compile_recipe(recipe, given.schema)
+    parsed, template, keep = compile_recipe(
+        recipe, given.schema, lambda names: given.select(list(names)).to_batches()
+    )
     warn_of_constant_prompt(template, parsed, given.schema.names, "the table")
     # With all columns, because a batch without columns has no number of rows.
     input_batches = given.to_batches(max_chunksize=_BATCH_ROWS)
@@ -59,16 +61,16 @@ def answer_table(
 
 
 def compile_recipe(
-    recipe: Mapping[str, Any], schema: pa.Schema
+    recipe: Mapping[str, Any], schema: pa.Schema, read: ReadColumns | None = None
 ) -> tuple[Recipe, RequestTemplate, list[str]]:
     """Return the parsed recipe, its template for a table with this schema, and the kept columns.
 
-    Raises TidemillError for an invalid recipe.
+    Raises TidemillError for an invalid recipe and, if columns can be read, invalid gold answers.
     """
     try:
         check_names(schema.names)
         parsed = parse_recipe(with_calibration(recipe))
-        template = checked_template(parsed, schema, None)
+        template = checked_template(parsed, schema, None, read)
     except TableError as exc:
         raise TidemillError(str(exc)) from exc
     except RecipeError as exc:

@@ -11,6 +11,8 @@ from tidemill.protocol.decisions.questions import (
     MAX_OPTIONS,
     MAX_ORDERS,
     MAX_QUESTIONS,
+    MAX_READS,
+    MAX_SHOWN_OPTIONS,
     Kind,
     Layout,
 )
@@ -167,13 +169,24 @@ def checked_layout(keys: Mapping[str, Any]) -> Layout:
     return layout
 
 
-def checked_permutations(keys: Mapping[str, Any]) -> int:
+def checked_permutations(keys: Mapping[str, Any], questions: Sequence[TableQuestion]) -> int:
     """Return the number of orders of the options; raises RecipeError for an invalid one."""
     number = keys.get("permutations", 1)
     if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= MAX_ORDERS:
         raise RecipeError(
             f"`permutations` is {number!r}: it must be a whole number from 1 to {MAX_ORDERS}"
         )
+    num_options = sum(len(question.options) for question in questions)
+    counts = {
+        "reads": (len(questions) * number, MAX_READS),
+        "options in all reads": (num_options * number, MAX_SHOWN_OPTIONS),
+    }
+    for counted, (count, limit) in counts.items():
+        if count > limit:
+            raise RecipeError(
+                f"`permutations` is {number}, so that a row has {count:,} {counted}; the maximum "
+                f"is {limit:,}: reduce it, or ask fewer questions"
+            )
     return number
 
 
@@ -191,6 +204,8 @@ def _list_of(keys: Mapping[str, Any], name: str, example: str) -> Sequence[Any]:
         return (value,)
     if not isinstance(value, (list, tuple)):
         raise RecipeError(f"`{name}` must be a list, such as {name} = [{example}]")
+    if not value:
+        raise RecipeError(f"`{name}` is empty: remove it, or write {name} = [{example}]")
     return value
 
 
@@ -198,6 +213,8 @@ def _short_question(text: Any) -> TableQuestion:
     """Return a question in its short form: `NAME: …`, `NAME = a|b: …` or `NAME = a<b: …`."""
     if not isinstance(text, str):
         raise RecipeError(f"`ask` must be a list of texts, such as {_FORMS}")
+    if not text.strip():
+        raise RecipeError(f"`ask` has an empty question: write one, such as {_FORMS}")
     place = f"the question {_shown(text)}"
     head, colon, instructions = text.partition(":")
     if not colon:
@@ -279,6 +296,8 @@ def _entry(number: int, entry: Any) -> TableQuestion:
             f"of {', '.join(map('`{}`'.format, _OPTION_KEYS))}: it must have "
             f"{'none of them' if needed is None else f'only `{needed}`'}"
         )
+    if given and not isinstance(entry[given[0]], (list, tuple)):
+        raise RecipeError(f"{place} must have a list in `{given[0]}`, such as ['low', 'high']")
     options = tuple(_option(place, given[0], each) for each in entry[given[0]]) if given else ()
     return _question(place, name.strip(), kind, entry.get("instructions"), options)
 
@@ -324,8 +343,9 @@ def _question(
         )
     field = _FIELDS[kind]
     if not 2 <= len(options) <= MAX_OPTIONS:
+        counted = str(field).removesuffix("s") if len(options) == 1 else field
         raise RecipeError(
-            f"{place} has {len(options):,} {field}: it must have from 2 to {MAX_OPTIONS}"
+            f"{place} has {len(options):,} {counted}: it must have from 2 to {MAX_OPTIONS}"
         )
     seen: dict[str, TableOption] = {}
     for option in options:

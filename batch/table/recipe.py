@@ -175,7 +175,7 @@ def parse_recipe(given: Mapping[str, Any], *, may_escalate: bool = False) -> Rec
         _choice(given, "vectors", get_args(VectorType)) or "float32",
         questions,
         checked_layout(given),
-        checked_permutations(given),
+        checked_permutations(given, questions),
         **cascade,
     )
     return recipe if given.keys().isdisjoint(CALIBRATION) else calibrated_recipe(recipe, given)
@@ -297,14 +297,24 @@ def _check_values(keys: Mapping[str, Any]) -> None:
         if isinstance(value, (Mapping, list)):
             if depth > MAX_DEPTH:
                 raise _too_deep()
-            inner = value.values() if isinstance(value, Mapping) else value
+            inner = [*value, *value.values()] if isinstance(value, Mapping) else value
             left += [(item, depth + 1) for item in inner]
+        elif isinstance(value, str):
+            _check_unicode(value)
         elif isinstance(value, (date, time)):
             raise RecipeError("it contains a date or time: write it as text")
         elif isinstance(value, int) and value.bit_length() > _MAX_INT_BITS:
             raise RecipeError(f"it contains a number of more than {_MAX_INT_BITS} bits")
         elif isinstance(value, float) and not isfinite(value):
             raise RecipeError(f"it contains {value}, which JSON does not support")
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        shown = ascii(text[max(0, exc.start - _MAX_NAME_CHARS) : exc.end])
+        raise RecipeError(f"it contains {shown}, which is not valid Unicode") from exc
 
 
 def _too_deep() -> RecipeError:

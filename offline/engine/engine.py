@@ -294,6 +294,8 @@ def _image_limits(options: EngineOptions) -> ImageLimits:
 
 def check_model(model: str, flag: str = "--model") -> None:
     """Raise Refused for an invalid value of a model's flag, before model libraries are imported."""
+    if not model.strip():
+        raise Refused(f"{flag} is empty: name a model")
     path = Path(model)
     is_gguf = model.lower().endswith(".gguf")
     if is_gguf and "://" not in model and not path.is_file():

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tidemill.engine.config import LoraModule
     from tidemill.handler.aws.sync import Aws
     from tidemill.handler.worker.weights.cache import DownloadProgress
+    from tidemill.handler.worker.weights.manifest import Location
 
 VARIABLE = "TIDEMILL_WEIGHTS_CACHE"
 
@@ -50,6 +51,14 @@ def local_model(
         yield str(_enter(stack, model, cache, watch, region))
 
 
+def check_weights(model: str) -> None:
+    """Raise CliError for a model in S3 that does not exist or cannot be listed."""
+    with _refusals(model):
+        from tidemill.handler.worker.weights.manifest import find_weights
+
+        _aws_in(None).run(find_weights(_location(model)))
+
+
 def _enter(
     stack: ExitStack,
     model: str,
@@ -57,24 +66,38 @@ def _enter(
     watch: Callable[[DownloadProgress], None],
     region: str | None,
 ) -> Path:
-    try:
-        from botocore.exceptions import BotoCoreError
-
+    with _refusals(model):
         from tidemill.handler.aws.s3_store import find_store
         from tidemill.handler.worker.weights.cache import local_weights
-        from tidemill.handler.worker.weights.manifest import Location, WeightsRefused
-    except ModuleNotFoundError as exc:
-        raise not_installed(model, [str(exc.name)], "cloud") from exc
-    try:
-        location = Location.parse(model)
-    except WeightsRefused as exc:
-        raise Refused(str(exc)) from exc
-    try:
+
+        location = _location(model)
         folder = _cache_folder(cache)
         # Only AWS has regions; other stores are not checked.
         region = region if find_store().is_aws else None
         aws = _aws_in(region)
         return stack.enter_context(local_weights(aws, location, folder, watch, region))
+
+
+def _location(model: str) -> Location:
+    from tidemill.handler.worker.weights.manifest import Location, WeightsRefused
+
+    try:
+        return Location.parse(model)
+    except WeightsRefused as exc:
+        raise Refused(str(exc)) from exc
+
+
+@contextmanager
+def _refusals(model: str) -> Iterator[None]:
+    """Raise CliError for a model in S3 that cannot be used inside the context."""
+    try:
+        from botocore.exceptions import BotoCoreError
+
+        from tidemill.handler.worker.weights.manifest import WeightsRefused
+    except ModuleNotFoundError as exc:
+        raise not_installed(model, [str(exc.name)], "cloud") from exc
+    try:
+        yield
     except WeightsRefused as exc:
         raise EngineFailed(str(exc)) from exc
     except BotoCoreError as exc:

@@ -10,7 +10,7 @@ from ..console.errors import Refused
 from ..console.signals import interruptible
 from ..console.terminal import log, size_words
 from ..engine.engine import check_model, engine_config
-from ..engine.weights import s3_addresses
+from ..engine.weights import check_weights, s3_addresses
 from ..files.paths import STANDARD_STREAM, is_path, is_regular_or_new
 from .inputs import check_names
 from .run_options import RunOptions
@@ -34,7 +34,9 @@ def check_cascade(options: RunOptions) -> None:
             f"--escalate {options.cascade.model} is the same model as --model: name another one, "
             "or pass --escalate-by chat"
         )
-    if not s3_addresses(second.model, ()):  # a load reads those
+    if s3_addresses(second.model, ()):  # the rest is checked once it is downloaded
+        check_weights(second.model)
+    else:
         _check_second(second, is_chat=is_chat)
 
 

@@ -40,7 +40,14 @@ def without_thinking(variables: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in variables.items() if name in rest}
 
 
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must not be blank")
+    return text
+
+
 Filled = Annotated[Text, Field(min_length=1)]
+OptionText = Annotated[Filled, AfterValidator(_not_blank)]
 NumOrders = Annotated[Whole, Field(ge=1, le=MAX_ORDERS)]
 TemplateVariables = Annotated[
     dict[str, Any], AfterValidator(free_names), AfterValidator(without_thinking)

@@ -128,7 +128,7 @@ def _choices(path: str, criteria: object) -> tuple[Option, ...]:
     if not isinstance(criteria, dict) or not _all_texts(criteria.values(), or_null=True):
         raise _wrong(path, "an object of descriptions (or null) by option")
     _check_number(path, len(criteria), "options", least=1)
-    if "" in criteria:
+    if not all(map(str.strip, criteria)):
         raise _wrong(path, "an object without an empty option")
     return tuple(Option(text, description) for text, description in criteria.items())
 
@@ -145,8 +145,10 @@ def _yes_and_no(path: str, criteria: object) -> tuple[Option, ...]:
 
 
 def _levels(path: str, criteria: object) -> tuple[Option, ...]:
-    if not isinstance(criteria, list) or not _all_texts(criteria) or "" in criteria:
+    if not isinstance(criteria, list) or not _all_texts(criteria):
         raise _wrong(path, "a list of levels, the lowest first")
+    if not all(map(str.strip, criteria)):
+        raise _wrong(path, "a list without an empty level")
     if len(set(criteria)) < len(criteria):
         raise _wrong(path, "a list of distinct levels")
     _check_number(path, len(criteria), "levels", least=2)

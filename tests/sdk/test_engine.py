@@ -91,6 +91,10 @@ def test_a_lone_question_is_not_taken_for_a_list_of_questions(engine: Engine) ->
     assert (choice["name"], score["type"], plain["type"]) == ("team", "score", "predicate")
     with pytest.raises(TidemillError, match="has 'a' twice in its choices"):
         engine.decide("Paris", "team = a|a: Which?")
+    with pytest.raises(TidemillError, match="has no colon: put one between the options and"):
+        engine.decide("Paris", "team = a|b")
+    with pytest.raises(TypeError, match="`questions` must be a question or a list; got null"):
+        engine.decide("Paris", None)  # type: ignore[arg-type]
     with pytest.raises(
         TidemillError, match=r"`permutations` is not a parameter of .*: use .*debias"
     ):
@@ -230,6 +234,9 @@ def test_questions_about_a_table_are_answered(engine: Engine) -> None:
     assert {*found.column("team").to_pylist()} <= {"a", "b"}
     found = engine.answer_table(table, ask="broken: Is it broken?", keep=[])
     assert found.column_names[:2] == ["broken", "broken_confidence"]
+    gold = pa.table({"q": ["x"] * 12, "known": ["yes"] * 11 + ["maybe"]})
+    with pytest.raises(TidemillError, match="column `known`, row 12: 'maybe' is not an answer to"):
+        engine.answer_table(gold, ask="broken: Is it broken?", gold="known")
 
 
 def test_paths_rows_and_columns_are_tables(engine: Engine, tmp_path: Path) -> None:

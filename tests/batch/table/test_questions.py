@@ -188,13 +188,25 @@ def test_flags_replace_the_questions_of_a_file() -> None:
         ({"ask": ASK[0], "question_layout": "x"}, "it must be one of row_first, questions_first"),
         ({"prompt": "x", "permutations": 2}, "`permutations` needs questions: add --ask"),
         ({"prompt": "x", "url": "/v1/decisions"}, "/v1/decisions needs questions"),
-        ({"labels": ["a"]}, "`labels` has 1 choices"),
+        ({"ask": [f"q{n}: a?" for n in range(400)], "permutations": 64}, "a row has 25,600 reads"),
+        ({"ask": "  "}, "`ask` has an empty question: write one, such as 'damaged: Is"),
+        ({"ask": []}, "`ask` is empty: remove it, or write ask = ['damaged: Is"),
+        ({"ask": "x: a\udcff?"}, r"it contains 'x: a\udcff', which is not valid Unicode"),
+        ({"labels": ["a"]}, "`labels` has 1 choice: it must have from 2 to 255"),
         ({"questions": [{"instructions": "x"}]}, "`questions` 1 has no name"),
         ({"questions": [{"name": "x"}]}, "the question `x` has no instructions"),
         ({"questions": [{"name": "x", "choises": []}]}, "has `choises`, which is not a key"),
         (
             {"questions": [{"name": "x", "instructions": "y", "type": "score", "choices": ["a"]}]},
             "has type score and `choices` of `choices`, `levels`: it must have only `levels`",
+        ),
+        (
+            {"questions": [{"name": "x", "instructions": "y", "choices": "ab"}]},
+            "must have a list in `choices`, such as",
+        ),
+        (
+            {"questions": [{"name": "x", "instructions": "y", "levels": 5}]},
+            "must have a list in `levels`, such as",
         ),
         (
             {"questions": [{"name": "x", "instructions": "y", "choices": [True, "true"]}]},

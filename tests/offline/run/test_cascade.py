@@ -20,7 +20,9 @@ from safetensors.torch import load_file, save_file
 from tidemill import demo
 from tidemill.cli.main import main, parse
 from tidemill.engine.config import EngineConfig
-from tidemill.offline.console.errors import EngineLost, Refused
+from tidemill.handler.aws.calls import Operation
+from tidemill.offline.console.errors import EngineFailed, EngineLost, Refused
+from tidemill.offline.engine import weights
 from tidemill.offline.engine.engine import load_engine
 from tidemill.offline.run import cascade
 from tidemill.offline.run.cascade import run_cascade
@@ -315,6 +317,7 @@ def test_rows_that_fail_with_the_second_model_are_retried_with_it(
         (("--escalate-by", "chat"), "--escalate-by requires --escalate MODEL"),
         (("--escalate", "2", "--target-accuracy", "0.9"), "name their column with --gold"),
         (("--escalate", "./no", "--escalate-below", "0.8"), "--escalate ./no: folder not found"),
+        (("--escalate", "", "--escalate-below", "0.8"), "--escalate is empty: name a model"),
         (("--escalate", FIRST, "--escalate-below", "0.8"), "is the same model as --model"),
         (("--escalate", "2", "--escalate-below", "0.8", "--shard", "1/2"), "with --shard: omit"),
         (
@@ -342,6 +345,15 @@ def test_an_unsuitable_cascade_is_refused_before_anything_runs(
     assert [path.name for path in table.parent.iterdir()] == ["t.csv"]
 
 
+class _EmptyBucket:
+    """S3 without objects."""
+
+    def run(self, operation: Operation[Any]) -> None:
+        """Answer the first call, a listing."""
+        next(operation)
+        operation.send({})
+
+
 def test_a_second_model_that_cannot_decide_or_does_not_fit_is_refused(
     table: Path, second: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,6 +375,9 @@ def test_a_second_model_that_cannot_decide_or_does_not_fit_is_refused(
     with pytest.raises(Refused, match="does not chat: name a chat model, or omit --escalate-by"):
         _run(table, *ASK, *cascade_flags, str(silent), "--escalate-by", "chat")
     shutil.rmtree(silent)
+    monkeypatch.setattr(weights, "_aws_in", lambda _: _EmptyBucket())
+    with pytest.raises(EngineFailed, match="no objects found under s3://bucket/second/"):
+        _run(table, *ASK, *cascade_flags, "s3://bucket/second")
     speech = str(Path(FIRST).with_name("speech"))
     with pytest.raises(Refused, match="so it cannot decide: name a chat model"):
         _run(table, *ASK, *cascade_flags, speech)
