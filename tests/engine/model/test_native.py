@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -327,6 +328,23 @@ def test_near_ties_of_experts_count_as_the_same_function() -> None:
     assert not native.is_within_tolerance(native.token_distances(many, expected), has_experts=True)
     few[1, -1] = 5
     assert not native.is_within_tolerance(native.token_distances(few, expected), has_experts=True)
+
+
+def test_a_token_whose_rounding_is_amplified_may_differ_as_much_as_eagers() -> None:
+    """The truth is in fp64: an error that eager does not have is one of ours."""
+    exact = torch.ones(40, 8, dtype=torch.float64)
+    eager = exact.float()
+    eager[3, 0] *= 1.002
+    got = exact.float().repeat(2, 1, 1)
+    got[:, 3, 0] *= 0.998
+    agrees = partial(native.is_exact_as_eager, eager=eager, exact=exact, has_experts=False)
+    assert not native.is_within_tolerance(native.token_distances(got, eager), has_experts=False)
+    assert agrees(got)
+    got[:, 3, 0] *= 0.99
+    assert not agrees(got)
+    got = exact.float().repeat(2, 1, 1)
+    got[1, 7, 0] *= 1.002
+    assert not agrees(got)
 
 
 def test_half_of_the_tokens_prove_experts_whose_inputs_are_rounded_to_eight_bits() -> None:
