@@ -466,13 +466,14 @@ def test_rows_of_a_table_are_the_same_whichever_way_they_go(
 def test_decisions_over_a_dropped_table_are_those_of_a_run(
     cloud: LocalCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A CSV is decided by `tidemill run` and as a drop, with its recipe next to it."""
+    """A CSV is decided and calibrated by `tidemill run` and as a drop, with its recipe."""
     monkeypatch.chdir(tmp_path)
     tickets = [f"t{n},My lamp has been broken for {n} days." for n in range(2, 8)]
     Path("t.csv").write_text("\n".join(["id,ticket", *tickets, ""]))
     Path("t.recipe.toml").write_text(
         "id = 'id'\npermutations = 2\nask = ['damaged: Is something damaged?', "
         "'team = billing|shipping: Which team?', 'tone = calm<furious: How upset is it?']\n"
+        "calibrate = 'batch'\nprior = 'even'\n"
     )
     environment = environment_for(cloud.endpoint_url) | {"PYTHONPATH": str(ROOT)}
     environment |= {"TIDEMILL_BASE_URL": cloud.api_url, "TIDEMILL_API_KEY": cloud.key}
@@ -487,7 +488,7 @@ def test_decisions_over_a_dropped_table_are_those_of_a_run(
     assert [*expected[0]][2:5] == ["damaged", "damaged_confidence", "damaged_probabilities"]
     for row, right in zip(_decided("dropped.csv"), expected, strict=True):
         assert row.keys() == right.keys()
-        assert (row["id"], row["error"]) == (right["id"], "")
+        assert (row["id"], row["calibrated"], row["error"]) == (right["id"], "true", "")
         # Another batch rounds in another way.
         for question in ("damaged", "team", "tone"):
             column = f"{question}_probabilities"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 from pathlib import Path
@@ -20,9 +22,11 @@ from transformers import (
     WhisperProcessor,
 )
 
+from tests.docs.blocks import commands_of
 from tests.engine.model.encoders.small_encoders import TEXTS, cosines, loaded, requests, values
 from tests.engine.speech_models import run, work_of
 from tests.engine.test_demo_speech import reference_tokens
+from tidemill.cli.main import main
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.inspection import ENGLISH_ONLY, inspect_model
 from tidemill.engine.load import load_served
@@ -33,6 +37,7 @@ from tidemill.engine.scheduling.speech import SpeechRequest
 from tidemill.engine.storage.hub import find_folder
 from tidemill.engine.text.vocabulary import load_vocabulary
 from tidemill.protocol.in_flight import MemoryBudget
+from tools.docs_report import ROOT, blocks_of
 
 pytestmark = pytest.mark.long
 
@@ -47,6 +52,7 @@ QUESTIONS = (
     "def add(a, b):",
     "Name the topic of this text in one or two words: The tide turns the mill's wheel twice a day.",
 )
+LANGUAGES = {"t1": "French", "t2": "English", "t3": "French", "t4": "English"}
 NUM_TOKENS, NUM_LIKELIEST = 24, 5
 RATE = 16_000
 
@@ -154,6 +160,37 @@ async def test_rows_and_log_probabilities_of_smollm2_are_those_of_transformers(
                 np.testing.assert_allclose(got, sorted(step.values(), reverse=True), atol=2e-3)
                 assert math.isclose(place["logprob"], got[0])
     served.close()
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/guides/decide-over-a-table.md"])
+def test_the_decisions_that_a_page_shows_are_made_and_right(
+    name: str, smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digits of their probabilities depend on the processor."""
+    monkeypatch.chdir(tmp_path)
+    blocks = list(blocks_of(ROOT / name))
+    [table] = [block for block in blocks if block.title == "tickets.csv"]
+    [shown] = [block for block in blocks if block.title == "tickets.output.csv"]
+    [words] = [
+        words
+        for block in blocks
+        if block.language == "sh"
+        for words in commands_of(block.text)
+        if "--ask" in words
+    ]
+    if "--model" in words:
+        place = words.index("--model")
+        del words[place : place + 2]
+    Path("tickets.csv").write_text(table.text, encoding="utf-8")
+    assert main([*words[1:], "--model", str(smollm2)]) == 0
+    made, expected = (
+        list(csv.DictReader(io.StringIO(text)))
+        for text in (Path("tickets.output.csv").read_text(encoding="utf-8"), shown.text)
+    )
+    for row, page_row in zip(made, expected, strict=True):
+        assert row["language"] == page_row["language"] == LANGUAGES[row["id"]]
+        shares = (float(each["language_confidence"]) for each in (row, page_row))
+        assert math.isclose(*shares, abs_tol=0.05)
 
 
 @pytest.mark.parametrize(("name", "max_tokens"), [("mpnet", 384), ("minilm", 256)])
