@@ -17,6 +17,8 @@ from tidemill.offline.files.source import Source, open_source
 from tidemill.offline.files.table_options import TableOptions
 
 NUM_SHOWN: Final = 3
+_MAX_CHARS: Final = 10_000
+"""Characters of a request that are printed; of a longer one, its beginning and its end."""
 
 
 @contextmanager
@@ -56,4 +58,11 @@ def print_first_requests(requests: InputFile) -> None:
             shown = f"{request_text(line['body'])}\n"
         else:
             shown = json.dumps(line, ensure_ascii=False, indent=2)
-        print_output(f"row {raw.number:,}:\n{shown}")
+        print_output(f"row {raw.number:,}:\n{_excerpt(shown)}")
+
+
+def _excerpt(text: str) -> str:
+    if len(text) <= _MAX_CHARS:
+        return text
+    part = _MAX_CHARS // 2
+    return f"{text[:part]}\n[{len(text) - 2 * part:,} more characters]\n{text[-part:]}"

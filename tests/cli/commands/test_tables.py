@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,10 @@ def test_check_shows_rows_with_their_questions(shell: Shell) -> None:
     )
     row_first = shell.type("check", table, *questions, "--question-layout", "row_first")
     assert "row 1:\nid: a\ntext: It broke.\n\nQuestion: Which team?\nA: " in row_first.out
+    long = write("long.csv", f"text\n{'x' * 30_000}\n")
+    shown = shell.type("check", long, *questions, "--question-layout", "row_first").out
+    assert re.search(r"x\n\[20,\d{3} more characters\]\nx", shown)
+    assert "team" in shown[-5_000:]
     result = shell.type("check", table, "--ask", "text: Is it broken?")
     assert (result.status, "the question `text` needs a column `text`" in result.err) == (1, True)
     result = shell.type("check", table, "--ask", "Is it broken?")
