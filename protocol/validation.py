@@ -9,6 +9,9 @@ from pydantic import BaseModel, ValidationError
 
 from .errors import RequestError
 
+NOT_DISTINCT = "not_distinct"
+"""Type of an error whose message contains the repeated value."""
+
 _MAX_SHOWN_CHARS = 80
 _MAX_INT_BITS = 128
 _WORDS = {True: "true", False: "false", None: "null"}
@@ -63,10 +66,9 @@ def _request_error(faults: list[dict[str, Any]]) -> RequestError:
 def _received(fault: Mapping[str, Any]) -> str:
     """Return the invalid value for an error message; empty if the message says enough."""
     kind, value = fault["type"], fault["input"]
-    is_container = isinstance(value, (dict, list))
-    if kind in {"missing", "too_short"} or (is_container and kind == "value_error"):
+    if kind in {"missing", "too_short", NOT_DISTINCT}:
         return ""
-    if is_container and kind == "too_long":
+    if kind == "too_long" and isinstance(value, (dict, list)):
         return f"; got {len(value):,}"
     return f"; got {short_repr(value)}"
 

@@ -17,12 +17,13 @@ from pydantic import (
     Tag,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from ..chat import ReasoningEffort
 from ..contract import Usage
 from ..errors import RequestError
 from ..fields import Seed, Text, Whole
-from ..validation import short_repr
+from ..validation import NOT_DISTINCT, short_repr
 from .body_fields import Filled, NumOrders, OptionText, TemplateVariables
 from .input_items import Content, InputItem, content_parts, form_of_input, item_parts
 from .questions import (
@@ -55,7 +56,11 @@ def _check_distinct(values: Iterable[str | bool]) -> None:
     for value in values:
         key = type(value), value
         if key in seen:
-            raise ValueError(f"must be distinct, but {short_repr(value)} occurs twice")
+            raise PydanticCustomError(
+                NOT_DISTINCT,
+                "must be distinct, but {value} occurs twice",
+                {"value": short_repr(value)},
+            )
         seen.add(key)
 
 
