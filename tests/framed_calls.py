@@ -17,12 +17,16 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from botocore import httpsession
+from botocore.auth import SIGV4_TIMESTAMP, S3SigV4Auth, SigV4Auth
 from botocore.awsrequest import AWSResponse
+from botocore.compat import get_current_datetime
 from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 from botocore.useragent import UserAgentString
 
 _LENGTH_BYTES: Final = 4
 _send_http: Final = httpsession.URLLib3Session.send
+_sign: Final = SigV4Auth.add_auth
+_make_user_agent: Final = UserAgentString.to_string
 
 
 class _Connections:
@@ -95,9 +99,34 @@ def framed(endpoint_url: str, path: Path) -> Iterator[None]:
 
 
 def install() -> None:
-    """Let the clients of this process use frames, and keep a client's first user agent."""
+    """Let the clients of this process use frames, whose signatures are not checked.
+
+    A client's user agent is always its first one.
+    """
     httpsession.URLLib3Session.send = _send
+    SigV4Auth.add_auth = _add_auth
+    UserAgentString.to_string = _user_agent
     UserAgentString.rebuild_and_replace_user_agent_handler = lambda *_, **__: None
+
+
+def _add_auth(auth: Any, request: Any) -> None:
+    """Name the credentials, as a signature does: the emulator reads the region from them."""
+    has_form = type(auth) in {SigV4Auth, S3SigV4Auth} and auth.credentials is not None
+    if not has_form or urlsplit(request.url).netloc not in _EMULATORS:
+        _sign(auth, request)
+        return
+    request.context["timestamp"] = get_current_datetime().strftime(SIGV4_TIMESTAMP)
+    auth._modify_request_before_signing(request)
+    credential = f"AWS4-HMAC-SHA256 Credential={auth.scope(request)}"
+    request.headers["Authorization"] = f"{credential}, SignedHeaders=host, Signature=0"
+
+
+def _user_agent(creator: Any) -> str:
+    config, text = getattr(creator, "_first", (None, ""))
+    if not text or config is not creator._client_config:
+        text = _make_user_agent(creator)
+        creator._first = creator._client_config, text
+    return text
 
 
 def _send(session: Any, request: Any) -> Any:

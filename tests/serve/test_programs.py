@@ -30,7 +30,7 @@ QUICK: dict[str, Any] = {
         "by_schema": LISBON,
     },
 }
-# OpenAI's own client asks for decisions in test_openai_sdk.py.
+# Decisions by OpenAI's own client are in test_openai_sdk.py.
 DECISIONS: dict[str, Any] = {
     "langchain_decisions": {
         "named": ["city", "kind", "tone"],
