@@ -1,6 +1,6 @@
 """Host memory: caches that take no memory until they are written, and weights in huge pages.
 
-numpy asks the system for huge pages from 4 MB on. One of 2 MiB costs a single fault, and the
+numpy requests huge pages from 4 MB on. One of 2 MiB costs a single fault, and the
 processor translates its address once: few rows read their weights 10 % faster. The tensors of a
 step stay in the heap, which keeps them from step to step (`heap_trim`): huge pages made products of
 2,048 rows no faster.

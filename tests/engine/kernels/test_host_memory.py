@@ -36,7 +36,7 @@ def resident_kib() -> int:
 
 @pytest.fixture
 def _huge_pages() -> None:
-    """Skip if the system gives no huge pages to a program that asks for them."""
+    """Skip if the system gives no huge pages to a program that requests them."""
     if sys.platform != "linux":
         pytest.skip("huge pages are requested on Linux")
     block = mmap.mmap(-1, 16 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
