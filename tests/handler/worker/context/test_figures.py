@@ -257,7 +257,7 @@ async def test_answers_in_another_order_count_nothing_twice(rig: Rig) -> None:
         claim = Claim(work.claim(), work.batch, doorbell, 0.0)
         run = ShardRun(claim, context, LineOrder(0), lambda: None, well)
     for completed in (3, 7, 5, 7, 9, 3):
-        run.record_progress(Progress(completed=completed, prompt_tokens=10 * completed))
+        run.meter.record(Progress(completed=completed, prompt_tokens=10 * completed))
     figures = context.usage_meter.collect()
     assert (figures["RowsCompleted"], figures["PromptTokens"]) == (9, 90)  # type: ignore[index]
 
