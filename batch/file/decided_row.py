@@ -9,7 +9,6 @@ from typing import Any, Final, Self
 from pydantic_core import from_json, to_json
 
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.requests import check_request
 
 from .lines import LineError, RawLine, parse_line
 from .rows import escape_separators, row_error
@@ -90,6 +89,9 @@ class DecidedRow:
             return is_decided and (threshold is None or self.confidence < threshold)
         try:
             line = parse_line(raw)
+            # A late import: the control Lambda reads no lines, and starts without the requests.
+            from tidemill.protocol.requests import check_request
+
             check_request(line.url, line.body, None)
         except (LineError, RequestError):
             return False

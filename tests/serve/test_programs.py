@@ -114,7 +114,7 @@ def test_datatroves_runner_uses_local_and_remote_servers(tmp_path: Path) -> None
 
 def test_every_script_is_run() -> None:
     """Every script belongs to a test."""
-    run = {*QUICK, *CHATS, *BATCHES, *VECTORS, "datatrove"}
+    run = {*QUICK, *CHATS, *BATCHES, *DECISIONS, *VECTORS, "datatrove"}
     assert {each.name for each in programs()} == run
 
 
