@@ -20,6 +20,8 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._has_ended = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -36,15 +38,24 @@ class LoopThread:
     def submit(self, running: Coroutine[Any, Any, _Result]) -> Future[_Result]:
         """Run a coroutine; return the future of its result, whose cancellation cancels it.
 
-        `asyncio.run_coroutine_threadsafe` would log the error of a task whose future is cancelled.
+        The future is cancelled if the thread has ended. `asyncio.run_coroutine_threadsafe` would
+        log the error of a task whose future is cancelled.
         """
         future = Future[_Result]()
-        self.loop.call_soon_threadsafe(self._begin, running, future)
+        with self._lock:  # after `end` nothing would cancel the task
+            if self._has_ended:
+                running.close()
+                future.cancel()
+            else:
+                self.loop.call_soon_threadsafe(self._begin, running, future)
         return future
 
     def end(self) -> None:
         """Cancel all coroutines, and end the thread."""
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        with self._lock:
+            if not self._has_ended:
+                self._has_ended = True
+                self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(_END_SECONDS)
 
     def _run(self) -> None:

@@ -56,7 +56,7 @@ def create_resources(
     """Create the resources, or find existing ones under the same prefix."""
     sqs, s3, dynamodb = (_client(endpoint_url, name) for name in ("sqs", "s3", "dynamodb"))
     dead_letters = _create_queue(sqs, f"{prefix}-dead-letters", {"VisibilityTimeout": "60"})
-    dead_letters_arn = _arn(endpoint_url, dead_letters)
+    dead_letters_arn = _arn(sqs, dead_letters)
 
     def queue(name: str, visibility_seconds: int, max_receives: int) -> str:
         redrive = {"deadLetterTargetArn": dead_letters_arn, "maxReceiveCount": max_receives}
@@ -79,7 +79,7 @@ def create_resources(
     s3.put_bucket_versioning(Bucket=prefix, VersioningConfiguration={"Status": "Enabled"})
     s3.put_bucket_cors(Bucket=prefix, CORSConfiguration={"CORSRules": [BROWSERS]})
     s3.put_bucket_notification_configuration(
-        Bucket=prefix, NotificationConfiguration=_notifications(_arn(endpoint_url, drops))
+        Bucket=prefix, NotificationConfiguration=_notifications(_arn(sqs, drops))
     )
     return Resources(prefix, prefix, control, intake, drops, dead_letters, work)
 
@@ -101,17 +101,10 @@ def _create_queue(sqs: Any, name: str, attributes: Mapping[str, str]) -> str:
     return url
 
 
-# All queues of an account have the same prefix: it is requested once.
-_arn_prefixes: dict[str, str] = {}
-
-
-def _arn(endpoint_url: str, url: str) -> str:
-    account, _, name = url.rpartition("/")
-    if account not in _arn_prefixes:
-        sqs = _client(endpoint_url, "sqs")
-        found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
-        _arn_prefixes[account] = found["Attributes"]["QueueArn"].removesuffix(name)
-    return _arn_prefixes[account] + name
+def _arn(sqs: Any, url: str) -> str:
+    found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
+    arn: str = found["Attributes"]["QueueArn"]
+    return arn
 
 
 def _create_table(dynamodb: Any, name: str) -> None:

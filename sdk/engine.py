@@ -71,7 +71,7 @@ Question = str | Mapping[str, Any]
 Questions = Question | Sequence[Question]
 """One question, or several."""
 
-_WITH_OPTIONS: Final = re.compile(r"\s*\w+\s*=(\s*:|[^:]*[|<])")
+_WITH_OPTIONS: Final = re.compile(r"\s*\w+\s*=(\s*:|[^:?]*[|<][^:?]*(:|$))")
 
 
 @public

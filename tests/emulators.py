@@ -19,6 +19,7 @@ from pytest_localstack.session import RunningSession
 from localstack.ministack import environment_for, find_ministack, running_ministack, running_moto
 from localstack.resources import Resources, create_resources
 from tests import framed_calls
+from tests.warm_start import COLD_VARIABLE
 from tidemill.handler.aws.calls import Operation, client_options
 from tidemill.handler.aws.stores.table import Table, id_of_active
 from tidemill.handler.deployment import Deployment
@@ -28,7 +29,9 @@ MODEL = "tidemill-demo"
 SERVICES = ("s3", "sqs", "dynamodb", "events")
 # A client takes longer to create than most of its calls. Event listeners are removed at the end.
 _clients: dict[tuple[str, str, str], Any] = {}
-framed_calls.install()
+ARE_FRAMED = COLD_VARIABLE not in os.environ  # `make test-all` uses HTTP, and signs its calls
+if ARE_FRAMED:
+    framed_calls.install()
 # A third one if Docker or a LocalStack account exists.
 NAMES = ("ministack", "moto", *(["localstack"] if "AWS_ENDPOINT_URL" in os.environ else []))
 
@@ -93,7 +96,11 @@ def running(name: str, folder: Path) -> Iterator[Emulator]:
             url = os.environ["AWS_ENDPOINT_URL"]
         else:
             url = stack.enter_context(
-                _framed_ministack(folder) if name == "ministack" else running_moto(folder)
+                running_moto(folder)
+                if name == "moto"
+                else _framed_ministack(folder)
+                if ARE_FRAMED
+                else running_ministack(folder)
             )
         address = urlsplit(url)
         services = dict.fromkeys(SERVICES, address.port)

@@ -101,7 +101,7 @@ def framed(endpoint_url: str, path: Path) -> Iterator[None]:
 def install() -> None:
     """Let the clients of this process use frames, whose signatures are not checked.
 
-    A client's user agent is always its first one.
+    A client's user agent does not change after its first call.
     """
     httpsession.URLLib3Session.send = _send
     SigV4Auth.add_auth = _add_auth

@@ -86,6 +86,9 @@ class Frames(asyncio.Protocol):
             await self._app(scope, receive, send)
         except Exception:  # noqa: BLE001 - as hypercorn does
             traceback.print_exc()
+            if parts:
+                self._transport.close()
+                return
         frame = marshal.dumps((*answer, b"".join(parts)))
         self._transport.write(len(frame).to_bytes(_LENGTH_BYTES, "big") + frame)
 

@@ -11,7 +11,9 @@ from botocore.config import Config
 from botocore.exceptions import ClientError, ReadTimeoutError
 
 from tests import framed_calls
-from tests.emulators import Emulator
+from tests.emulators import ARE_FRAMED, Emulator
+
+pytestmark = pytest.mark.skipif(not ARE_FRAMED, reason="calls use HTTP")
 
 BODY = bytes(range(256)) * 5_000
 CALLS: list[tuple[str, Callable[[Any, str], Any]]] = [

@@ -90,6 +90,7 @@ _CLONES: Final = {"x86_64": 56, "aarch64": 220}  # numbers of the system call
 _CLONE_PARENT: Final = 0x8000
 _MAX_BYTES: Final = 1 << 17
 _MAX_FDS: Final = 64
+_START_SECONDS: Final = 120.0
 # Words of commands that start other processes; each of them gets a server, as a child.
 _HAVE_CHILDREN: Final = frozenset({"worker", "serve", "launcher", "-dp", "--data-parallel-size"})
 # The command of xdist's processes, by execnet.
@@ -178,7 +179,10 @@ class WarmStarts:
         """Start the server, and wait until it is ready."""
         self.start_wanted(is_wanted=True)
         if not self._is_ready and self._connection is not None:
-            self._is_ready = bool(self._connection.recv(1))
+            self._connection.settimeout(_START_SECONDS)
+            with suppress(OSError):  # commands then start as usual
+                self._is_ready = bool(self._connection.recv(1))
+            self._connection.settimeout(None)
 
     def _ask(self, request: bytes, fds: Sequence[int]) -> int | None:
         """Return the ID of the process that the server has started, or None."""

@@ -25,7 +25,6 @@ from .network.decoder import Decoder
 from .network.loaded_model import LoadedModel, VisionEncoder
 from .parity.layerwise import LayerReader, layerwise_logits
 from .parity.logits import (
-    ROUNDING_TOLERANCE,
     chunked_logits,
     is_rounding,
     logits_or_none,
@@ -40,6 +39,9 @@ from .weights.weights import read_weights
 # Relative L2 distance of a token's logits in fp32: the order of sums gives about 1e-6, and a norm's
 # weight that is rounded once too often 1e-3.
 TOLERANCE = 1e-4
+# Distance of the fp32 logits of a model that amplifies rounding from those in fp64, in distances of
+# eager's. 13 correct networks with random weights had up to 4; wrong ones had 200 and more.
+AMPLIFICATION = 6.0
 # Distance of all logits in the served dtype: a larger one is caused by a kernel, not by rounding.
 DTYPE_TOLERANCE = 0.3
 # If two experts have the same score up to rounding, a token may go to either.
@@ -292,7 +294,8 @@ def _compare(
     has_experts = any(block.experts for block in architecture.blocks[:num_layers])
     holds = is_within_tolerance(apart, has_experts=has_experts) or (
         reader is not None
-        and _holds_in_fp64(reader, hf_config, token_ids, got, expected, has_experts=has_experts)
+        and not has_experts
+        and _holds_in_fp64(reader, hf_config, token_ids, got, expected)
     )
     if holds:
         _check_windows(architecture, expected.windows)
@@ -347,13 +350,10 @@ def _holds_in_fp64(
     token_ids: Tensor,
     got: Tensor,
     expected: EagerLogits,
-    *,
-    has_experts: bool,
 ) -> bool:
+    """Return whether our logits are about as near to transformers' in fp64 as eager's in fp32."""
     exact = _eager_in(torch.float64, reader, hf_config, token_ids)
-    return exact is not None and is_exact_as_eager(
-        got, expected.logits, exact, has_experts=has_experts
-    )
+    return exact is not None and is_exact_as_eager(got, expected.logits, exact)
 
 
 def _eager_in(
@@ -409,15 +409,20 @@ def is_within_tolerance(apart: Tensor, *, has_experts: bool) -> bool:
     return bool(most <= TOLERANCE and apart.max() <= TIE_TOLERANCE)
 
 
-def is_exact_as_eager(got: Tensor, eager: Tensor, exact: Tensor, *, has_experts: bool) -> bool:
+def is_exact_as_eager(got: Tensor, eager: Tensor, exact: Tensor) -> bool:
     """Return whether logits in fp32 are about as near to those in fp64 as eager's in fp32 are.
 
-    Attention sinks of some models, such as Qwen2.5's, amplify the rounding of a few tokens.
+    Some models, such as Qwen2.5, amplify the rounding of a few tokens. Which tokens these are
+    depends on the order of sums, so the medians and the largest distances are compared; both have
+    an upper limit.
     """
-    both = got.double(), eager.double().expand_as(got)
-    apart, eagers = (token_distances(logits, exact) for logits in both)
-    accepted = (ROUNDING_TOLERANCE * eagers).clamp(min=TOLERANCE)
-    return is_within_tolerance(apart * (TOLERANCE / accepted), has_experts=has_experts)
+    apart, eagers = (token_distances(logits.double(), exact) for logits in (got, eager))
+    accepted = (TOLERANCE, 10 * TOLERANCE), (TOLERANCE, 100 * TOLERANCE)
+    pairs = (apart.median(), eagers.median()), (apart.max(), eagers.max())
+    return all(
+        float(ours) <= min(max(least, AMPLIFICATION * float(theirs)), most)
+        for (ours, theirs), (least, most) in zip(pairs, accepted, strict=True)
+    )
 
 
 def token_distances(got: Tensor, expected: Tensor) -> Tensor:

@@ -184,9 +184,12 @@ def _failed(reason: str) -> Failed:
 
 def _accept(listener: socket.socket) -> socket.socket | None:
     """Return the next connection, None once the listener is closed."""
-    with suppress(OSError):
+    try:
         return listener.accept()[0]
-    return None
+    except OSError:
+        if listener.fileno() >= 0:
+            raise
+        return None
 
 
 def main(address: str, idle_seconds: str, options: str) -> None:
@@ -207,7 +210,7 @@ def main(address: str, idle_seconds: str, options: str) -> None:
                 is_needed = host.is_needed
                 if not is_needed:
                     listener.close()
-                    Path(address).unlink()
+                    Path(address).unlink(missing_ok=True)
         host.close()
 
 

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from tidemill.sdk.integrations.engine_host import EngineHost
@@ -27,3 +28,4 @@ def accepting_host(process: Any, address: str) -> Iterator[EngineHost]:
             # A thread that waits for a connection does not notice that the socket is closed.
             listener.shutdown(socket.SHUT_RDWR)
             accepting.join()
+            Path(address).unlink()

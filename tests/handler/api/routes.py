@@ -52,6 +52,7 @@ OF_ONE: Mapping[str, Call] = {
     "POST /v1/uploads/<upload_id>/cancel": Call(),
     "GET /dashboard/view/batches/<batch_id>": Call(),
     "GET /dashboard/view/batches/<batch_id>/errors": Call(),
+    "GET /dashboard/view/batches/<batch_id>/export": Call(),
     "GET /dashboard/view/batches/<batch_id>/first-rows": Call(),
     "GET /dashboard/view/batches/<batch_id>/requests": Call(),
     "GET /dashboard/view/batches/<batch_id>/rows": Call(),

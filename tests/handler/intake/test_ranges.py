@@ -154,7 +154,9 @@ def whole(data: bytes, choice: OnInvalidLine) -> tuple[Verdict, Findings]:
     with NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
-        return check_file(Path(file.name), MODELS, Options(on_invalid_line=choice), lambda: None)
+        options = Options(on_invalid_line=choice)
+        verdict, findings, _ = check_file(Path(file.name), MODELS, options, lambda: None)
+        return verdict, findings
 
 
 def check_shards(data: bytes, shards: Sequence[Shard]) -> None:

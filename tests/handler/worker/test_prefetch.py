@@ -124,9 +124,9 @@ class Waiting(NamedTuple):
     rate: float = 0.0
 
     @property
-    def pace(self) -> Any:
+    def meter(self) -> Any:
         """Return its rates alone."""
-        return SimpleNamespace(rates=Rates(self.rate))
+        return SimpleNamespace(pace=SimpleNamespace(rates=Rates(self.rate)))
 
 
 async def num_taken(

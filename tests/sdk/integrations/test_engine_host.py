@@ -65,9 +65,9 @@ def process() -> Process:
 
 
 @pytest.fixture
-def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def address(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the address of a socket."""
-    monkeypatch.setattr(sockets.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sockets.tempfile, "tempdir", str(short_path))
     return socket_address("a key")
 
 
