@@ -54,6 +54,11 @@ def encodable(text: str) -> str:
     return text
 
 
+def empty() -> PydanticCustomError:
+    """Return the error of an empty value, as pydantic's own."""
+    return PydanticCustomError("too_short", "must not be empty")
+
+
 def fault(places: tuple[int | str, ...], message: str, value: object) -> ValidationError:
     """Return a validation error of one item; pydantic adds the item's path in the whole body."""
     kind = PydanticCustomError("value_error", message)

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from .chat import ChatCompletionRequest
-from .fields import Count, Text, encodable, fault
+from .fields import Count, Text, empty, encodable, fault
 
 MAX_PROMPTS = 2_048
 _SLICE_ITEMS = 100_000
@@ -33,7 +33,7 @@ def _prompts(value: object) -> list[Prompt]:
     if len(value) > MAX_PROMPTS:
         raise ValueError(f"must not have more than {MAX_PROMPTS:,} prompts: split the request")
     if not value:
-        raise ValueError("must not be empty")
+        raise empty()
     first = type(value[0])
     if first not in _ITEMS:
         raise fault((0,), _FORMS_OF_ITEM, value[0])

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validat
 from .bodies import usage_body
 from .embeddings import PoolingRequest
 from .errors import RequestError
-from .fields import MAX_NAMED_TOKENS, Count, Text, encodable, fault
+from .fields import MAX_NAMED_TOKENS, Count, Text, empty, encodable, fault
 from .prompts import OnePrompt, Prompts
 
 MAX_TEXTS = 2_048
@@ -30,7 +30,7 @@ def _text(value: object) -> str:
         # Of the two, pydantic only handles ValueError as invalid input.
         raise ValueError(_FORM)  # noqa: TRY004
     if not text:
-        raise ValueError("must not be empty")
+        raise empty()
     return encodable(text)
 
 
@@ -40,7 +40,7 @@ def _texts(value: object) -> list[str]:
     if not isinstance(value, list):
         raise ValueError(_FORMS)  # noqa: TRY004
     if not value:
-        raise ValueError("must not be empty")
+        raise empty()
     if len(value) > MAX_TEXTS:
         raise ValueError(f"must not have more than {MAX_TEXTS:,} texts: split the request")
     texts = []
