@@ -23,10 +23,11 @@ class Call:
     json: Mapping[str, Any] | None = None
     files: Mapping[str, tuple[str, bytes]] | None = None
     data: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] | None = None
 
     def arguments(self, ids: Mapping[str, str]) -> dict[str, Any]:
         """Return what httpx sends of it."""
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {} if self.params is None else {"params": self.params}
         if self.json is not None:
             found["json"] = _filled(self.json, ids)
         if self.files is not None:
@@ -52,7 +53,7 @@ OF_ONE: Mapping[str, Call] = {
     "POST /v1/uploads/<upload_id>/cancel": Call(),
     "GET /dashboard/view/batches/<batch_id>": Call(),
     "GET /dashboard/view/batches/<batch_id>/errors": Call(),
-    "GET /dashboard/view/batches/<batch_id>/export": Call(),
+    "GET /dashboard/view/batches/<batch_id>/export": Call(params={"format": "csv"}),
     "GET /dashboard/view/batches/<batch_id>/first-rows": Call(),
     "GET /dashboard/view/batches/<batch_id>/requests": Call(),
     "GET /dashboard/view/batches/<batch_id>/rows": Call(),
