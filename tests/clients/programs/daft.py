@@ -1,8 +1,7 @@
-"""`prompt` and `embed_text` with its OpenAI provider.
+"""`prompt`, which calls `/v1/responses`, and `embed_text` with its OpenAI provider.
 
 Package: daft
 Point: `daft.set_provider("openai", base_url=URL, api_key=KEY)`
-Note: `prompt` needs `use_chat_completions=True`; otherwise it calls `/v1/responses`
 """
 
 import json
@@ -27,7 +26,6 @@ frame = frame.with_column(
         daft.col("question"),
         provider="chat",
         model="tidemill-demo",
-        use_chat_completions=True,
         temperature=0,
     ),
 )
