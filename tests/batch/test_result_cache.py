@@ -26,6 +26,7 @@ from tidemill.batch.result_cache import (
 from tidemill.batch.result_key import VERSION, CacheError, ResultKeys, Scope
 
 CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
+RESPONSES = "/v1/responses"
 GREEDY = {"messages": [], "temperature": 0}
 FIRST, SECOND = "a" * 24, "b" * 24
 BODY = b'{"id":"chatcmpl-%s","created":100,"text":"\\"created\\":100"}'
@@ -108,6 +109,9 @@ def test_keys_ignore_parameters_without_effect() -> None:
     others = [{**GREEDY, "max_tokens": 4}, GREEDY, {**GREEDY, "max_tokens": 3, "model": "b"}]
     assert key not in {key_of(body) for body in others}
     assert key_of({**GREEDY, "max_tokens": 3}, "/v1/completions") != key
+    response = {"input": "Hi", "temperature": 0}
+    assert key_of({**response, "user": "me"}, RESPONSES) == key_of(response, RESPONSES)
+    assert key_of({**response, "metadata": {"a": "b"}}, RESPONSES) != key_of(response, RESPONSES)
 
 
 @given(custom_id=st.text(), text=st.text(st.characters(codec="utf-8")))
