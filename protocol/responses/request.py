@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -22,7 +23,7 @@ from pydantic import (
 
 from ..chat import ChatCompletionRequest
 from ..errors import RequestError
-from ..fields import NumLogprobs, Text, Whole
+from ..fields import NumLogprobs, Text, Whole, few_fields
 from ..validation import short_repr
 from .input_items import ChatMessages, ImagePart, Item
 
@@ -82,6 +83,7 @@ Metadata = Annotated[
         Annotated[Text, Field(max_length=_MAX_VALUE_CHARS)],
     ],
     Field(max_length=_MAX_METADATA_PAIRS),
+    BeforeValidator(few_fields),
 ]
 
 

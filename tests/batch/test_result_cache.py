@@ -87,6 +87,7 @@ def test_several_runs_share_a_folder(tmp_path: Path) -> None:
         (CHAT, {"messages": []}, False),
         (CHAT, {"messages": [], "temperature": 0.5}, False),
         (EMBEDDINGS, {"input": "x"}, True),
+        (RESPONSES, {"input": "x"}, False),
         ("/v1/none", GREEDY, None),
         (CHAT, {**GREEDY, "messages": [{"content": '"url":"http://x"'}]}, True),
         (CHAT, {**GREEDY, "model": "another"}, None),
