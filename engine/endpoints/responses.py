@@ -36,7 +36,7 @@ _Prepared = Prepared[SequenceRequest, ResponseContext]
 
 
 class Responses:
-    """The stateless part of OpenAI's Responses API, by the chat endpoint of a model."""
+    """OpenAI's Responses API without storage, by the chat endpoint of a model."""
 
     route = RESPONSES
 

@@ -31,7 +31,7 @@ from ..errors import Refused, internal_error, json_response, stopping
 from ..inference_routes import InferenceRoute
 from ..request_bodies import new_request_id
 from .folder import is_full
-from .query_params import not_found
+from .query_params import choice_param, int_param, not_found
 from .responses import ResponseTable, StoredResponse
 from .upload import disk_full
 
@@ -41,6 +41,7 @@ MAX_OPEN: Final = 10_000
 """Background responses that wait or run at once; further ones are refused."""
 
 _RUNNING_PER_SEQUENCE: Final = 4
+_PAGE, _MAX_PAGE = 20, 100
 _STORED_FIELDS: Final = ("background", "store", "previous_response_id")
 _ValueT = TypeVar("_ValueT")
 
@@ -124,12 +125,22 @@ class ResponseRoutes:
         return json_response(stored.response | shown)
 
     async def list_input(self, request: Request) -> Response:
-        """Return the input items of a stored response, those of earlier responses included."""
-        stored = await self._find(request)
+        """Return a page of a stored response's input items, including earlier responses."""
+        stored, params = await self._find(request), request.query_params
+        limit = int_param(params, "limit", 1, _MAX_PAGE, _PAGE)
         items = enumerate(_items(stored.request["input"]))
-        shown = [{"type": "message", "id": f"item_{i}", **_with_parts(item)} for i, item in items]
-        ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]}
-        return json_response({"object": "list", "data": shown, "has_more": False, **ends})
+        shown = [{"type": "message", **_with_parts(item), "id": f"item_{i}"} for i, item in items]
+        if choice_param(params, "order", {"asc": False, "desc": True}, default=True):
+            shown.reverse()
+        ids = [item["id"] for item in shown]
+        if (after := params.get("after")) is not None:
+            if after not in ids:
+                raise not_found("item", after, "after")
+            shown = shown[ids.index(after) + 1 :]
+        page = shown[:limit]
+        ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {}
+        has_more = len(page) < len(shown)
+        return json_response({"object": "list", "data": page, "has_more": has_more, **ends})
 
     async def delete(self, request: Request) -> Response:
         """Delete a stored response; one that runs is stopped."""

@@ -1,4 +1,4 @@
-"""`/v1/responses` with OpenAI's client: the stateless part of the Responses API."""
+"""`/v1/responses` with OpenAI's client: answers, streams, and stored responses."""
 
 from __future__ import annotations
 
@@ -139,7 +139,11 @@ def test_a_call_and_its_output_continue_a_conversation(client: openai.OpenAI, ch
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "must be 'function'"),
         ({"max_tokens": 5}, "max_tokens", "use `max_output_tokens`"),
         ({"input": []}, "input", "must not be empty"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type", "are not stored"),
+        (
+            {"input": [{"type": "item_reference", "id": "x"}]},
+            "input.0.type",
+            "send the item",
+        ),
         ({"input": [{"role": "user", "content": []}]}, "input.0.content", "must not be empty"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input", "must contain a message"),
         (

@@ -222,6 +222,26 @@ async def test_a_continued_conversation_is_checked_as_a_body(tmp_path: Path) -> 
         assert unknown.status_code == 404
 
 
+async def test_input_items_are_listed_in_pages(tmp_path: Path) -> None:
+    """The newest is first by default, as in OpenAI's API."""
+    async with serving(tmp_path) as site:
+        items = [{"role": "user", "content": str(number)} for number in range(25)]
+        name = (await site.post(store=True, input=items)).json()["id"]
+        texts, query = list[str](), "limit=10"
+        for has_more in (True, True, False):
+            found = (await site.client.get(f"{URL}/{name}/input_items?{query}")).json()
+            assert found["has_more"] is has_more
+            texts += [item["content"][0]["text"] for item in found["data"]]
+            query = f"limit=10&after={found['last_id']}"
+        assert texts == [str(number) for number in reversed(range(25))]
+        [first] = (await site.client.get(f"{URL}/{name}/input_items?order=asc&limit=1")).json()[
+            "data"
+        ]
+        assert first["content"] == [{"type": "input_text", "text": "0"}]
+        unknown = await site.client.get(f"{URL}/{name}/input_items?after=x")
+        assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "after")
+
+
 async def test_old_responses_are_deleted_and_the_database_is_private(tmp_path: Path) -> None:
     """Its file is readable by its owner only."""
     async with serving(tmp_path) as site:
