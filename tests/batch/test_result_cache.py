@@ -54,6 +54,9 @@ def test_a_result_is_adapted_to_its_line(cache: ResultCache) -> None:
     text = b'{"id":"chatcmpl-%s","created":7,"text":"\\"created\\":100"}' % SECOND.encode()
     assert cache.find(KEY, SECOND, 7) == text
     assert cache.find(b"x" * 16, SECOND, 7) is None
+    response = b'{"id":"resp_%s","created_at":100}'
+    cache.add(b"r" * 16, FIRST, 100, response % FIRST.encode())
+    assert cache.find(b"r" * 16, SECOND, 7) == response.replace(b"100", b"7") % SECOND.encode()
 
 
 def test_another_scope_finds_nothing(cache: ResultCache, tmp_path: Path) -> None:
