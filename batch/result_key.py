@@ -29,6 +29,9 @@ _CHECKSUM_BYTES: Final = 16
 _WITHOUT_EFFECT: Final = frozenset({"user", "metadata", "safety_identifier"})
 """Parameters of a body that do not affect the reply."""
 
+_SHOWN: Final = frozenset({"metadata"})
+"""Those of them that a response contains."""
+
 _DETERMINED: Final = (
     routes.EMBEDDINGS,
     routes.SCORE,
@@ -123,7 +126,8 @@ class ResultKeys:
         try:
             model = name_of_model(body, self.served_names)
             fields = {**body, "model": model}
-            pairs = [[name, fields[name]] for name in sorted(fields.keys() - _WITHOUT_EFFECT)]
+            ignored = _WITHOUT_EFFECT - (_SHOWN if route is routes.RESPONSES else frozenset())
+            pairs = [[name, fields[name]] for name in sorted(fields.keys() - ignored)]
             text = to_json([VERSION, route.name, digest if is_sampled else None, pairs])
         except (RequestError, ValueError):
             return None  # the engine refuses it

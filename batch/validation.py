@@ -84,7 +84,7 @@ class LineChecker:
         try:
             line = parse_line(raw)
             custom_id: str | None = line.custom_id
-            self._findings.expected += expected_tokens(line.body, len(raw.data))
+            self._findings.expected += expected_tokens(line.url, line.body, len(raw.data))
             self._findings.unknown.add(line.url, line.body, line.number)
             if line.method != METHOD:
                 message = f'`method` must be "{METHOD}", not {line.method[:40]!r}'

@@ -122,7 +122,7 @@ def _expected(recipe: Recipe, footer: Footer, columns: Sequence[str]) -> Expecte
         chunk.unpacked for group in footer.chunks for chunk in group if chunk.path[0] in columns
     )
     size = len(_parameters(recipe)) + num_bytes // max(1, footer.num_rows)
-    each = expected_tokens({**recipe.fields, **recipe.body_params}, size)
+    each = expected_tokens(recipe.url, {**recipe.fields, **recipe.body_params}, size)
     return times(each, footer.num_rows)
 
 

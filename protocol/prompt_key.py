@@ -34,7 +34,8 @@ def prompt_key(body: Mapping[str, Any]) -> bytes:
 
 def prompt_head(body: Mapping[str, Any]) -> bytes:
     """Return the start of a prompt's key: parameters that are rendered before the conversation."""
-    return to_json([body.get("model"), body.get("tools")])[:-1]
+    instructions = [body["instructions"]] if "instructions" in body else []
+    return to_json([body.get("model"), body.get("tools"), *instructions])[:-1]
 
 
 def settings_key(body: Mapping[str, Any]) -> bytes:

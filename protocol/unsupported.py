@@ -95,7 +95,7 @@ _READS: dict[str, tuple[object, ...]] = {
 DECISION: NeutralValues = MappingProxyType({**_READS, "images": ([],)})
 SYSTEM_ONE_BODY: NeutralValues = MappingProxyType(_READS)
 
-# Of a response, what needs earlier responses, or tools that run here.
+# Parameters of responses that need stored data or built-in tools, and those of decisions.
 RESPONSE: NeutralValues = MappingProxyType(
     {
         "previous_response_id": (),
@@ -104,6 +104,7 @@ RESPONSE: NeutralValues = MappingProxyType(
         "background": (False,),
         "context_management": ([],),
         "max_tool_calls": (),
+        "questions": (),
         "moderation": (),
         "image": (),
         "n": (1,),

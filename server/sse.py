@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Send
 
 from tidemill.batch.file.rows import escape_separators
 from tidemill.protocol.json_printing import has_more_values, print_json
+from tidemill.protocol.responses.response import failed_body
 
 from .disconnect import run_until_disconnect
 
@@ -97,14 +98,32 @@ def _body(chunk: bytes) -> Message:
 async def named_events(
     chunks: AsyncGenerator[dict[str, Any], None],
 ) -> AsyncGenerator[bytes, None]:
-    """Yield each chunk as a server-sent event with the name of its type."""
+    """Yield each event of a response as a server-sent event with the name of its type.
+
+    An error after the headers is an event too, after a `response.failed`.
+    """
+    number, response = 0, dict[str, Any]()
     async with aclosing(chunks):
         async for chunk in chunks:
-            if "type" in chunk:
-                yield b"event: %b\n%b" % (chunk["type"].encode(), format_event(chunk))
-            elif chunk:  # an error after the first token
-                event = {"type": "error", **chunk["error"]}
-                yield b"event: error\n%b" % format_event(event)
+            events = [chunk]
+            if "type" not in chunk:
+                error = {name: chunk["error"][name] for name in ("code", "message", "param")}
+                failed = {"type": "response.failed", "response": failed_body(response, error, 500)}
+                events = [failed] if response else []
+                events.append({"type": "error", **error})
+            for event in events:
+                event.setdefault("sequence_number", number)
+                yield await _named_event(event)
+                number = event["sequence_number"] + 1
+            response = chunk.get("response", response)
+
+
+async def _named_event(event: dict[str, Any]) -> bytes:
+    """Return an event with its name; one with many log-probabilities is printed in a thread."""
+    name = event["type"].encode()
+    if has_more_values(event, _SHORT_VALUES):
+        return b"event: %b\n%b" % (name, await asyncio.to_thread(format_event, event, is_long=True))
+    return b"event: %b\n%b" % (name, format_event(event))
 
 
 async def sse_events(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:

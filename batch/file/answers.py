@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from operator import mul
 from typing import Any, NamedTuple
 
+from .rows import has_truncated_answer
+
 # These differ in each run of some APIs, or do not describe the answer.
 _NOT_COMPARED = ("id", "created", "created_at", "model", "object", "usage", "system_fingerprint")
 
@@ -63,7 +65,8 @@ def answer_of(body: Mapping[str, Any]) -> Answer:
     if isinstance(text := body.get("text"), str):
         return Answer((text,), num_tokens=tokens)
     if isinstance(items := body.get("output"), list):
-        return Answer((_text_of_output(items),), (), (_reason(body.get("status")),), tokens)
+        reason = "length" if has_truncated_answer(body) else _reason(body.get("status"))
+        return Answer((_text_of_output(items),), (), (reason,), tokens)
     rest = {name: value for name, value in body.items() if name not in _NOT_COMPARED}
     return Answer((_json(rest),), num_tokens=tokens)
 

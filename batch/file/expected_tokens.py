@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tidemill.protocol import routes
+
 PREFILL_SHARE: Final = 1 / 8
 """Cost of a prompt token, in generated tokens."""
 
@@ -17,9 +19,10 @@ BYTES_A_TOKEN: Final = 4
 _MAX_TEXT_BYTES: Final = 2**17
 # A practical limit whatever a line requests, because a table stores the sum over all lines.
 _MAX_OUTPUT: Final = 2**20
-_WRITING: Final = frozenset({"messages", "prompt", "file"})
-# Fields of a response, whose `input` embeddings and decisions have, too.
-_RESPONDING: Final = frozenset({"max_output_tokens", "reasoning", "text", "temperature", "tools"})
+_READING: Final = (
+    *(routes.EMBEDDINGS, routes.SCORE, routes.RERANK, routes.GENERATIVE_SCORING),
+    *(routes.DECISIONS, routes.SYSTEM_ONE),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +54,12 @@ def work_of(input_tokens: float, output_tokens: float) -> float:
     return PREFILL_SHARE * input_tokens + output_tokens
 
 
-def max_output_tokens(body: Mapping[str, Any]) -> int | None:
-    """Return the maximum number of tokens in all answers of a body; None without a limit.
+def max_output_tokens(url: str, body: Mapping[str, Any]) -> int | None:
+    """Return the maximum number of tokens in all answers of a request; None without a limit.
 
-    It is 0 for vectors and scores, which have no output.
+    It is 0 for vectors, scores and probabilities, which have no output.
     """
-    if _is_read(body):
+    if routes.find_route(url) in _READING and body.get("decide_by") != "chat":
         return 0
     names = ("max_completion_tokens", "max_output_tokens", "max_tokens")
     most = next((body[name] for name in names if body.get(name) is not None), None)
@@ -69,17 +72,8 @@ def max_output_tokens(body: Mapping[str, Any]) -> int | None:
     return most * num_answers
 
 
-def _is_read(body: Mapping[str, Any]) -> bool:
-    """Return whether a body is only read, for vectors, scores or probabilities."""
-    if not _WRITING.isdisjoint(body) or body.get("decide_by") == "chat":
-        return False
-    given = body.get("input")
-    has_items = isinstance(given, list) and bool(given) and isinstance(given[0], dict)
-    return "questions" in body or not (has_items or not _RESPONDING.isdisjoint(body))
-
-
-def expected_tokens(body: Mapping[str, Any], num_bytes: int) -> ExpectedTokens:
+def expected_tokens(url: str, body: Mapping[str, Any], num_bytes: int) -> ExpectedTokens:
     """Return the expected tokens of a line with this number of bytes."""
-    most = max_output_tokens(body)
+    most = max_output_tokens(url, body)
     num_read = max(1, min(num_bytes, _MAX_TEXT_BYTES) // BYTES_A_TOKEN)
     return ExpectedTokens(num_read, UNTOLD_TOKENS if most is None else min(most, _MAX_OUTPUT))

@@ -120,6 +120,8 @@ def _reply_attributes(reply: Body) -> Attributes:
         if text := _text(reply.get(field)):
             attributes[name] = text
     reasons = [_text(choice.get("finish_reason")) for choice in _objects(reply.get("choices"))]
+    if isinstance(reply.get("output"), list):
+        reasons = [_text(reply.get("status"))]
     if any(reasons):
         attributes["gen_ai.response.finish_reasons"] = reasons
     return attributes
@@ -165,8 +167,30 @@ def _content(body: Body, reply: Body) -> Attributes:
         message = _object(choice.get("message")) or {"content": choice.get("text")}
         reason = _text(choice.get("finish_reason"))
         outputs.append({"role": "assistant", "parts": [*_parts(message)], "finish_reason": reason})
+    if isinstance(items := reply.get("output"), list):
+        given = body.get("input")
+        user = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        rules = [{"role": "system", "content": body.get("instructions")}]
+        inputs = [*_item_messages([*rules, *_objects(user)])]
+        outputs = [*_item_messages(items)]
     lists = {"gen_ai.input.messages": inputs, "gen_ai.output.messages": outputs}
     return {name: json.dumps(each, ensure_ascii=False) for name, each in lists.items() if each}
+
+
+def _item_messages(items: object) -> Iterator[Body]:
+    """Yield the items of a response as messages."""
+    for item in _objects(items):
+        message: Mapping[str, Any] = item
+        if item.get("type") == "function_call":
+            message = {"tool_calls": [{"id": item.get("call_id"), "function": item}]}
+        elif item.get("type") == "function_call_output":
+            message = {"content": item.get("output")}
+        elif item.get("type") == "reasoning":
+            texts = (part.get("text") for part in _objects(item.get("content")))
+            message = {"reasoning": "\n".join(text for text in texts if isinstance(text, str))}
+        role = "tool" if item.get("type") == "function_call_output" else "assistant"
+        if parts := [*_parts(message)]:
+            yield {"role": _text(item.get("role")) or role, "parts": parts}
 
 
 def _parts(message: Mapping[str, Any]) -> Iterator[Body]:

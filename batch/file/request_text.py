@@ -18,9 +18,14 @@ def request_text(body: Mapping[str, Any]) -> str:
     messages = body.get("messages")
     if isinstance(messages, list):
         return "\n".join(map(_message_text, messages))
+    rules = [body["instructions"]] if isinstance(body.get("instructions"), str) else []
+    items = _items(body.get("input"))
+    if items and all(isinstance(item, dict) for item in items):  # of a response
+        shown = (_message_text(item) if "role" in item else _json(item) for item in items)
+        return "\n".join([*rules, *shown])
     for name in _PROMPT_FIELDS:
         if isinstance(prompt := body.get(name), str):
-            return prompt
+            return "\n".join([*rules, prompt])
     return _json(body)
 
 

@@ -21,6 +21,9 @@ from .lines import INVALID_CELL, Line, LineError
 Dialect = Literal["openai", "vllm"]
 _ROW_ID: Final = "batch_req_"
 _ROW_END: Final = b'},"error":null}\n'
+RAISE_LIMIT: Final = "raise max_tokens (max_output_tokens in responses)"
+"""Advice for truncated answers."""
+
 _TRUNCATED: Final = re.compile(rb'"finish_reason":"length"|"reason":"max_output_tokens"')
 
 SEPARATOR_ESCAPES: Final = {ord(char): f"\\u{ord(char):04x}" for char in "\u0085\u2028\u2029"}

@@ -58,7 +58,7 @@ async def run_line(
             line = parse_line(raw)
     except LineError as exc:
         return LineResult(print_malformed(raw.digest, exc), is_success=False, failure=exc.message)
-    expected = expected_tokens(line.body, len(raw.data)) if with_expected else NO_TOKENS
+    expected = expected_tokens(line.url, line.body, len(raw.data)) if with_expected else NO_TOKENS
     try:
         reply = await responder.respond(line.url, line.body, line.request_id, created)
         began = time.perf_counter()

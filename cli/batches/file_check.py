@@ -96,7 +96,7 @@ class FileReport:
         if "questions" in line.body:
             size += _json_size(line.body.get("state"))
         self.input_tokens += -(-size // BYTES_A_TOKEN)
-        most = max_output_tokens(line.body) if route in _WRITING else 0
+        most = max_output_tokens(line.url, line.body) if route in _WRITING else 0
         self.num_unlimited += most is None
         self.output_tokens += most or 0
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from tidemill.protocol.bodies import response_id
 from tidemill.protocol.contract import Reply
 from tidemill.protocol.fetched_urls import has_input_images
 from tidemill.protocol.requests import read_body
 from tidemill.protocol.responses.events import ResponseEvents
 from tidemill.protocol.responses.request import ResponsesRequest
-from tidemill.protocol.responses.response import ended_body, items_of, response_body
+from tidemill.protocol.responses.response import response_body
 from tidemill.protocol.routes import RESPONSES
 from tidemill.protocol.stream import StreamOptions
 
 from ..scheduling.sequence import SequenceRequest, SequenceResult
+from ..scheduling.token_logprobs import NO_LOGPROBS, TokenLogprobs
 from .chat import ChatCompletions
 from .chat_preprocessor import Conversation
 from .endpoint import OutputDelta, Prepared, RequestMetadata, ResponseStream
@@ -36,7 +36,7 @@ _Prepared = Prepared[SequenceRequest, ResponseContext]
 
 
 class Responses:
-    """The stateless part of OpenAI's Responses API, by the chat endpoint of a model."""
+    """OpenAI's Responses API without storage, by the chat endpoint of a model."""
 
     route = RESPONSES
 
@@ -55,22 +55,29 @@ class Responses:
         return Prepared(chat.requests, ResponseContext(request, chat), metadata, chat.num_bytes)
 
     def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
-        """Return the response with its output items."""
-        reply = self._chat.finish(prepared.context.chat, results)
-        [choice] = reply.body["choices"]
-        body = ended_body(
-            _frame(prepared),
-            items_of(_name(prepared.metadata), choice),
-            reply.body["usage"],
-            is_truncated=choice["finish_reason"] == "length",
-        )
+        """Return the response with its output items: the end of its stream."""
+        reply, [result] = self._chat.finish(prepared.context.chat, results), results
+        stream = self.stream(prepared, StreamOptions())
+        stream.add(0, _NewOutput(result.token_ids, result.logprobs or NO_LOGPROBS), result)
+        body = stream.response(reply.body["usage"])
+        if "tidemill" in reply.body:
+            body["tidemill"] = reply.body["tidemill"]
         return Reply(200, body, reply.usage)
 
-    def stream(self, prepared: _Prepared, options: StreamOptions) -> ResponseStream:
+    def stream(self, prepared: _Prepared, options: StreamOptions) -> ResponseItemStream:
         """Return the stream of the response's events."""
         del options  # the last event always has the usage
         chat = self._chat.stream(prepared.context.chat, StreamOptions(include_usage=True))
         return ResponseItemStream(chat, ResponseEvents(_frame(prepared), _name(prepared.metadata)))
+
+
+class _NewOutput(NamedTuple):
+    """New tokens of an answer, and their log-probabilities if they were requested."""
+
+    new_token_ids: Sequence[int]
+    new_logprobs: TokenLogprobs
+    prompt_logprobs: TokenLogprobs = NO_LOGPROBS
+    part: None = None
 
 
 class ResponseItemStream:
@@ -81,14 +88,33 @@ class ResponseItemStream:
         self._events = events
 
     def add(self, place: int, delta: OutputDelta, result: Any) -> list[dict[str, Any]]:
-        """Return the events of new output."""
-        chunks = self._chat.add(place, delta, result)
-        return [event for chunk in chunks for event in self._events.add(chunk)]
+        """Return the events of new output.
+
+        Tokens with log-probabilities are added one by one, so that each has the item of its text.
+        """
+        num_tokens = len(delta.new_logprobs)
+        if not num_tokens:
+            return self._events_of(self._chat.add(place, delta, result))
+        events = []
+        for number in range(num_tokens):
+            logprobs = delta.new_logprobs.part(number, number + 1)
+            token = _NewOutput(delta.new_token_ids[number : number + 1], logprobs)
+            is_last = number == num_tokens - 1
+            events += self._events_of(self._chat.add(place, token, result if is_last else None))
+        return events
 
     def end(self) -> list[dict[str, Any]]:
         """Return the last events, with the whole response."""
-        events = [event for chunk in self._chat.end() for event in self._events.add(chunk)]
-        return [*events, *self._events.end()]
+        return [*self._events_of(self._chat.end()), *self._events.end()]
+
+    def response(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """Return the whole response, with this usage."""
+        self._events.add({"choices": [], "usage": usage})
+        response: dict[str, Any] = self._events.end()[-1]["response"]
+        return response
+
+    def _events_of(self, chunks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [event for chunk in chunks for event in self._events.add(chunk)]
 
 
 def _images_of(body: dict[str, Any]) -> list[PlacedUrl]:
@@ -101,7 +127,7 @@ def _frame(prepared: _Prepared) -> dict[str, Any]:
     metadata = prepared.metadata
     return response_body(
         prepared.context.request,
-        response_id("resp", metadata.request_id),
+        metadata.request_id,
         created=metadata.created,
         model=metadata.model,
     )

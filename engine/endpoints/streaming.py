@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tidemill.protocol.bodies import chunk_body, response_id, usage_body
@@ -245,15 +245,25 @@ class ChatStream(StreamedConfidence):
         self, place: int, delta: OutputDelta, result: SequenceResult | None
     ) -> list[dict[str, Any]]:
         """Return the chunks for new output of the choice at this place."""
-        chunks = []
+        chunks: list[dict[str, Any]] = []
         for choice_delta in self._choices.add(place, delta, result):
-            choice = self._choice_body(choice_delta)
-            if _has_content(choice):
-                chunks.append(
-                    self._chunks.choice_chunk(choice, self._choices)
-                    | self._prompt_fields(choice_delta)
-                )
+            *early, last = _runs(self._pieces(choice_delta))
+            rest = choice_delta
+            for pieces in early:
+                chunks += self._chunks_of(replace(rest, finished=None), pieces)
+                rest = replace(rest, is_first=False, token_ids=[], logprobs=NO_LOGPROBS)
+            chunks += self._chunks_of(rest, last)
         return chunks
+
+    def _chunks_of(
+        self, choice_delta: ChoiceDelta, pieces: Sequence[DeltaMessage]
+    ) -> list[dict[str, Any]]:
+        """Return the chunk of a choice's new output; none if there is nothing to send."""
+        choice = self._choice_body(choice_delta, pieces)
+        if not _has_content(choice):
+            return []
+        chunk = self._chunks.choice_chunk(choice, self._choices)
+        return [chunk | self._prompt_fields(choice_delta)]
 
     def end(self) -> list[dict[str, Any]]:
         """Return the usage, if it is requested."""
@@ -274,12 +284,9 @@ class ChatStream(StreamedConfidence):
             )
         return shown
 
-    def _choice_body(self, choice_delta: ChoiceDelta) -> dict[str, Any]:
-        request, finished, reader = (
-            self._conversation.request,
-            choice_delta.finished,
-            self._readers[choice_delta.place],
-        )
+    def _pieces(self, choice_delta: ChoiceDelta) -> list[DeltaMessage]:
+        """Return the parsed pieces of new output."""
+        finished, reader = choice_delta.finished, self._readers[choice_delta.place]
         pieces = [*reader.push(choice_delta.text)]
         if finished is not None:
             pieces += reader.end()
@@ -289,6 +296,12 @@ class ChatStream(StreamedConfidence):
                 self._conversation,
                 self._tokenizer,
             )
+        return pieces
+
+    def _choice_body(
+        self, choice_delta: ChoiceDelta, pieces: Sequence[DeltaMessage]
+    ) -> dict[str, Any]:
+        request, finished = self._conversation.request, choice_delta.finished
         delta = self._delta(choice_delta, pieces)
         warnings = [piece.warning for piece in pieces if piece.warning is not None]
         shown = chat_choice(
@@ -343,6 +356,19 @@ def _has_content(choice: dict[str, Any]) -> bool:
         or choice.get("token_ids")
         or choice.get("warnings")
     )
+
+
+def _runs(pieces: Iterable[DeltaMessage]) -> list[list[DeltaMessage]]:
+    """Return pieces in runs that have reasoning, content and calls in the order of a delta."""
+    runs: list[list[DeltaMessage]] = [[]]
+    last = 0
+    for piece in pieces:
+        place = 2 if piece.calls else 1 if piece.content else 0 if piece.reasoning else last
+        if place < last:
+            runs.append([])
+        runs[-1].append(piece)
+        last = place
+    return runs
 
 
 def _delta_of(pieces: Iterable[DeltaMessage], *, with_reasoning: bool) -> dict[str, Any]:

@@ -58,10 +58,10 @@ class Defaults:
             given["temperature"] = self.temperature
         lacks_limit = MAX_TOKENS in known and all(body.get(name) is None for name in _LIMITS)
         if self.max_tokens is not None and lacks_limit:
-            is_response = "input" in body
-            given["max_output_tokens" if is_response else "max_tokens"] = self.max_tokens
+            name = "max_output_tokens" if _is_response(url) else "max_tokens"
+            given[name] = self.max_tokens
         if self.system_prompt is not None and SYSTEM_PROMPT in known:
-            given |= _with_system_prompt(body, self.system_prompt)
+            given |= _with_system_prompt(url, body, self.system_prompt)
         return {**body, **given} if given else body
 
 
@@ -88,10 +88,16 @@ class DefaultingResponder:
         return await self._responder.respond(url, body, request_id, created)
 
 
-def _with_system_prompt(body: dict[str, Any], prompt: str) -> dict[str, Any]:
+def _is_response(url: str) -> bool:
+    from tidemill.protocol import routes
+
+    return url in routes.RESPONSES.exact
+
+
+def _with_system_prompt(url: str, body: dict[str, Any], prompt: str) -> dict[str, Any]:
     """Return the field with a system prompt, for a conversation or a response without one."""
-    if "input" in body:
-        has_prompt = body.get("instructions") is not None or _has_system_message(body["input"])
+    if _is_response(url):
+        has_prompt = body.get("instructions") is not None or _has_system_message(body.get("input"))
         return {} if has_prompt else {"instructions": prompt}
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or _has_system_message(messages):

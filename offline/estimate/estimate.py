@@ -37,7 +37,7 @@ from tidemill.protocol.errors import RequestError
 from tidemill.protocol.fetched_urls import has_decision_images
 from tidemill.protocol.messages import has_images
 from tidemill.protocol.requests import check_request
-from tidemill.protocol.routes import DECISIONS, ENDPOINTS, RESPONSES, SYSTEM_ONE
+from tidemill.protocol.routes import DECISIONS, ENDPOINTS, SYSTEM_ONE
 
 from ..arguments.defaults import Defaults
 from ..console.error_summary import ErrorSummary
@@ -159,7 +159,7 @@ def count_prompt_tokens(
         tokens.counts.append(
             num_distinct_tokens(prompts) if is_decision else sum(map(len, prompts))
         )
-        if endpoint.route is RESPONSES or max_output_tokens(body) != 0:
+        if max_output_tokens(line.url, body) != 0:
             tokens.most_output_tokens += sum(request.max_tokens for request in prepared.requests)
     return tokens
 

@@ -36,6 +36,7 @@ class BodyForm:
         "_head",
         "_is_per_prompt",
         "_max_tokens",
+        "_url",
         "has_unknown_parameters",
         "is_determined",
         "model",
@@ -43,7 +44,9 @@ class BodyForm:
         "settings",
     )
 
-    def __init__(self, body: Mapping[str, Any], settings: bytes | None = None) -> None:
+    def __init__(
+        self, body: Mapping[str, Any], settings: bytes | None = None, url: str = ""
+    ) -> None:
         self.settings = settings_key(body) if settings is None else settings
         self.prompt_fields = prompt_fields(body)
         self.is_determined = is_determined(body)
@@ -51,7 +54,8 @@ class BodyForm:
         self.model = str(body.get("model") or "")[:_MAX_NAME_CHARS]
         self._head = prompt_head(body)
         self._field = self.prompt_fields[0] if len(self.prompt_fields) == 1 else None
-        self._max_tokens = max_output_tokens(body)
+        self._url = url
+        self._max_tokens = max_output_tokens(url, body)
         self._is_per_prompt = "prompt" in body
 
     def prompt_key(self, body: Mapping[str, Any]) -> bytes:
@@ -62,7 +66,7 @@ class BodyForm:
 
     def max_tokens(self, body: Mapping[str, Any]) -> int | None:
         """Return the limit of a body of this form; None without a limit."""
-        return max_output_tokens(body) if self._is_per_prompt else self._max_tokens
+        return max_output_tokens(self._url, body) if self._is_per_prompt else self._max_tokens
 
 
 class BodyForms:
@@ -77,7 +81,7 @@ class BodyForms:
         key = url, settings, *body
         form = self._forms.get(key)
         if form is None:
-            form = BodyForm(body, settings)
+            form = BodyForm(body, settings, url)
             if len(url) + len(settings) <= _MAX_FORM_BYTES and len(body) <= _MAX_FORMS:
                 if len(self._forms) == _MAX_FORMS:
                     self._forms.clear()

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tidemill.batch.file.rows import RAISE_LIMIT
+
 from ..console.error_summary import ErrorSummary
 from ..console.errors import CliError
 from ..files.request_lines import first_value
@@ -61,7 +63,7 @@ class OutputReport:
             reached = "reached its" if self.truncated == 1 else "reached their"
             lines.append(
                 f"{'truncated':<10}{self.truncated:,} of the successful rows {reached} token "
-                "limit (finish reason `length`): raise max_tokens"
+                f"limit (finish reason `length`): {RAISE_LIMIT}"
             )
         return [*lines, *self.failures.sentences("row")]
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
+from tidemill.batch.file.rows import RAISE_LIMIT
 from tidemill.batch.file.throughput import Rates, format_rate, seconds_left
 
 from ..console.progress_bar import TerminalBar, progress_text
@@ -213,4 +214,4 @@ def truncated_words(tally: Tally) -> list[str]:
     if not tally.truncated:
         return []
     answers = amount(tally.truncated, "answer")
-    return [f"  {answers} reached the token limit (finish reason `length`): raise max_tokens"]
+    return [f"  {answers} reached the token limit (finish reason `length`): {RAISE_LIMIT}"]

@@ -1,1 +1,1 @@
-"""`/v1/responses`: OpenAI's Responses API, as a translation of its stateless part to chats."""
+"""`/v1/responses`: OpenAI's Responses API, translated to chats."""

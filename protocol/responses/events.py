@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-from .response import OutputItems, ended_body, reasoning_part, text_part
+from .response import ended_body
 
-# The type of a part, and the prefix of its events.
-_EVENTS = {"reasoning_text": "response.reasoning_text", "output_text": "response.output_text"}
+# By kind of item: the prefix of its IDs, and the prefix of its events, which names its part.
+_IDS: Final = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+_PARTS: Final = {"reasoning": "reasoning_text", "message": "output_text"}
 
 
 class ResponseEvents:
@@ -19,7 +20,11 @@ class ResponseEvents:
 
     def __init__(self, body: Mapping[str, Any], name: str) -> None:
         self._body = body
-        self._output = OutputItems(name)
+        self._name = name
+        self._items: list[dict[str, Any]] = []
+        self._texts: list[str] = []  # of the last item
+        self._logprobs: list[Mapping[str, Any]] = []  # of tokens whose text may follow
+        self._warnings: set[str] = set()
         self._events: list[dict[str, Any]] = []
         self._number = 0
         self._finish_reason: str | None = None
@@ -32,101 +37,109 @@ class ResponseEvents:
             self._emit("response.in_progress", response=self._body)
         self._usage = chunk.get("usage") or self._usage
         for choice in chunk["choices"]:
-            self._add_delta(choice["delta"], (choice.get("logprobs") or {}).get("content") or [])
+            self._logprobs += (choice.get("logprobs") or {}).get("content") or ()
+            self._add_delta(choice["delta"])
             self._finish_reason = choice["finish_reason"] or self._finish_reason
-        return self._taken()
+            self._warnings.update(choice.get("warnings") or ())
+        return self._pop_events()
 
     def end(self) -> list[dict[str, Any]]:
         """Return the last events, with the whole response."""
         is_truncated = self._finish_reason == "length"
         self._close("incomplete" if is_truncated else "completed")
-        response = ended_body(
-            self._body, self._output.items, self._usage, is_truncated=is_truncated
-        )
+        response = ended_body(self._body, self._items, self._usage, is_truncated=is_truncated)
+        if self._warnings:
+            response["warnings"] = sorted(self._warnings)
         self._emit(f"response.{response['status']}", response=response)
-        return self._taken()
+        return self._pop_events()
 
-    def _add_delta(self, delta: Mapping[str, Any], logprobs: Sequence[Any]) -> None:
-        if delta.get("reasoning"):
-            self._add_text("reasoning", reasoning_part(), delta["reasoning"])
-        text = delta.get("content")
-        if text or (text == "" and not self._output.items):
-            self._add_text("message", text_part(), text, logprobs)
-        elif logprobs and self._output.items and self._item["type"] == "message":
-            self._item["content"][0]["logprobs"] += logprobs  # of the token that ends the text
-        for call in delta.get("tool_calls") or ():
-            function = call["function"]
-            if "name" in function:
-                self._close("completed")
-                self._open(self._output.call(call["id"], function["name"]))
-            if function["arguments"]:
-                self._item["arguments"] += function["arguments"]
-                self._emit_item(
-                    "response.function_call_arguments.delta", delta=function["arguments"]
-                )
+    def _add_delta(self, delta: Mapping[str, Any]) -> None:
+        text, reasoning, calls = map(delta.get, ("content", "reasoning", "tool_calls"))
+        if not text and (reasoning or calls):
+            self._logprobs.clear()
+        if reasoning:
+            self._add_text("reasoning", reasoning)
+        if text or (text == "" and not self._items):
+            self._add_text("message", text)
+        for call in calls or ():
+            self._add_call(call["id"], **call["function"])
 
-    def _add_text(
-        self, kind: str, new_part: dict[str, Any], text: str, logprobs: Sequence[Any] = ()
-    ) -> None:
-        if not self._output.items or self._item["type"] != kind:
-            self._close("completed")
-            add = self._output.reasoning if kind == "reasoning" else self._output.message
-            self._open(add())
-            self._item["content"].append(new_part)
-            self._emit_item("response.content_part.added", content_index=0, part={**new_part})
-        part = self._item["content"][0]
-        part["text"] += text
-        further: dict[str, Any] = {}
+    def _add_text(self, kind: str, text: str) -> None:
+        if not self._items or self._items[-1]["type"] != kind:
+            if self._items and not (text := text.lstrip("\n")):
+                return  # it separates blocks of one kind, which are items here
+            own = ("summary", []) if kind == "reasoning" else ("role", "assistant")
+            self._open(kind, **dict[str, Any]([own]), content=[])
+            self._items[-1]["content"].append(_new_part(kind))
+            self._emit_item("response.content_part.added", content_index=0, part=_new_part(kind))
+        self._texts.append(text)
+        fields: dict[str, Any] = {}
         if kind == "message":
-            part["logprobs"] += logprobs
-            further["logprobs"] = [*logprobs]
+            fields["logprobs"] = _logprobs_of(text, self._logprobs)
+            self._items[-1]["content"][0]["logprobs"] += fields["logprobs"]
+            self._logprobs.clear()
         if text:
-            self._emit_item(
-                f"{_EVENTS[part['type']]}.delta", content_index=0, delta=text, **further
-            )
+            name = f"response.{_PARTS[kind]}.delta"
+            self._emit_item(name, content_index=0, delta=text, **fields)
 
-    @property
-    def _item(self) -> dict[str, Any]:
-        """The item that is being written."""
-        return self._output.items[-1]
+    def _add_call(self, call_id: str, name: str, arguments: str) -> None:
+        self._open("function_call", call_id=call_id, name=name, arguments="")
+        self._items[-1]["arguments"] = arguments
+        if arguments:
+            self._emit_item("response.function_call_arguments.delta", delta=arguments)
 
-    def _open(self, item: dict[str, Any]) -> None:
-        self._emit(
-            "response.output_item.added",
-            output_index=len(self._output.items) - 1,
-            item={**item, "content": []} if "content" in item else {**item},
-        )
+    def _open(self, kind: str, **fields: Any) -> None:
+        """End the last item, and begin one."""
+        self._close("completed")
+        place = len(self._items)
+        name = f"{_IDS[kind]}_{self._name}_{place}"
+        item = {"id": name, "type": kind, **fields, "status": "in_progress"}
+        self._items.append(item)
+        shown = {**item, "content": []} if "content" in item else {**item}
+        self._emit("response.output_item.added", output_index=place, item=shown)
 
     def _close(self, status: str) -> None:
-        """End the item that is being written, if there is one."""
-        if not self._output.items:
+        """End the last item, if there is one."""
+        if not self._items:
             return
-        item = self._item
+        item = self._items[-1]
         item["status"] = status
         if "arguments" in item:
-            self._emit_item(
-                "response.function_call_arguments.done",
-                name=item["name"],
-                arguments=item["arguments"],
-            )
+            fields = {name: item[name] for name in ("name", "arguments")}
+            self._emit_item("response.function_call_arguments.done", **fields)
         else:
-            part = item["content"][0]
-            words = {"text": part["text"]}
-            if "logprobs" in part:
-                words["logprobs"] = part["logprobs"]
-            self._emit_item(f"{_EVENTS[part['type']]}.done", content_index=0, **words)
+            [part] = item["content"]
+            part["text"] = "".join(self._texts)
+            self._texts.clear()
+            fields = {name: part[name] for name in ("text", "logprobs") if name in part}
+            self._emit_item(f"response.{part['type']}.done", content_index=0, **fields)
             self._emit_item("response.content_part.done", content_index=0, part=part)
-        place = len(self._output.items) - 1
-        self._emit("response.output_item.done", output_index=place, item=item)
+        self._emit("response.output_item.done", output_index=len(self._items) - 1, item=item)
 
     def _emit_item(self, kind: str, **fields: Any) -> None:
-        place = len(self._output.items) - 1
-        self._emit(kind, item_id=self._item["id"], output_index=place, **fields)
+        place = len(self._items) - 1
+        self._emit(kind, item_id=self._items[-1]["id"], output_index=place, **fields)
 
     def _emit(self, kind: str, **fields: Any) -> None:
         self._events.append({"type": kind, "sequence_number": self._number, **fields})
         self._number += 1
 
-    def _taken(self) -> list[dict[str, Any]]:
+    def _pop_events(self) -> list[dict[str, Any]]:
         events, self._events = self._events, []
         return events
+
+
+def _new_part(kind: str) -> dict[str, Any]:
+    part: dict[str, Any] = {"type": _PARTS[kind], "text": ""}
+    return part if kind == "reasoning" else {**part, "annotations": [], "logprobs": []}
+
+
+def _logprobs_of(text: str, logprobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the log-probabilities of a text's tokens, without those of marks and ends."""
+    data = text.encode()
+    tokens = [bytes(each["bytes"]) for each in logprobs]
+    return [
+        each
+        for each, token in zip(logprobs, tokens, strict=True)
+        if token and (token.strip() or token) in data
+    ]

@@ -27,11 +27,7 @@ def _other_part(kind: str) -> str:
 def _other_item(kind: str) -> str:
     raise ValueError(
         "must be 'message', 'reasoning', 'function_call' or 'function_call_output': "
-        + (
-            "earlier responses are not stored"
-            if kind == "item_reference"
-            else "other types are not supported"
-        )
+        + ("send the item itself" if kind == "item_reference" else "other types are not supported")
     )
 
 
@@ -57,8 +53,8 @@ class ImagePart(_Item):
     """Image by its URL; `detail` has no effect."""
 
     type: Literal["input_image"]
+    file_id: Annotated[Any, AfterValidator(_absent)] = None  # first, for the better error
     image_url: CheckedUrl
-    file_id: Annotated[Any, AfterValidator(_absent)] = None
 
 
 class _OtherPart(BaseModel):
@@ -171,7 +167,7 @@ Item = Annotated[
 
 
 class ChatMessages:
-    """Messages of a chat, and the path in the body of each.
+    """Messages of a chat; `places` maps the path of each part to its path in the body.
 
     Reasoning, text and calls that follow each other are one message of the assistant.
     """
@@ -179,42 +175,72 @@ class ChatMessages:
     def __init__(self, instructions: str | None, items: str | Iterable[Any]) -> None:
         """Translate the input of a response."""
         self.messages: list[dict[str, Any]] = []
-        self.places: list[str] = []
+        self.places: dict[str, str] = {}
         if instructions:
-            self._add("instructions", role="system", content=instructions)
+            self._add("system", "instructions", content=instructions)
         if isinstance(items, str):
-            self._add("input", role="user", content=items)
+            self._add("user", "input", content=items)
             return
         for index, item in enumerate(items):
             self._add_item(f"input.{index}", item)
+
+    def place_of(self, path: str) -> str:
+        """Return the path in the body of a path in the chat."""
+        head, rest = path, ""
+        while head and head not in self.places:
+            head, _, last = head.rpartition(".")
+            rest = f".{last}{rest}"
+        return f"{self.places[head]}{rest}" if head else path
 
     def _add_item(self, place: str, item: Any) -> None:
         match item:
             case MessageItem():
                 content = _content(item.content)
-                if item.role == "assistant" and self._has_only_reasoning:
-                    self.messages[-1]["content"] = content
+                if item.role == "assistant" and self._is_open:
+                    self._extend(f"{place}.content", "content", content)
                 else:
-                    self._add(place, role=item.role, content=content)
+                    self._add(item.role, place, content=content)
             case ReasoningItem(text=text) if text:
-                self._add(place, role="assistant", reasoning=text)
+                if not self._is_open:
+                    self._add("assistant", place)
+                self._extend(place, "reasoning", text)
             case FunctionCallItem():
                 if not self.messages or self.messages[-1]["role"] != "assistant":
-                    self._add(place, role="assistant")
+                    self._add("assistant", place)
                 function = {"name": item.name, "arguments": item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}
-                self.messages[-1].setdefault("tool_calls", []).append(call)
+                calls = self.messages[-1].setdefault("tool_calls", [])
+                calls.append(call)
+                path = f"messages.{len(self.messages) - 1}.tool_calls.{len(calls) - 1}"
+                self.places |= {path: place, f"{path}.function": place}
             case FunctionOutputItem():
-                output = _content(item.output)
-                self._add(place, role="tool", tool_call_id=item.call_id, content=output)
-
-    def _add(self, place: str, **message: Any) -> None:
-        self.messages.append(message)
-        self.places.append(place)
+                self._add("tool", place, tool_call_id=item.call_id, content=_content(item.output))
+                self.places[f"messages.{len(self.messages) - 1}.content"] = f"{place}.output"
 
     @property
-    def _has_only_reasoning(self) -> bool:
-        return bool(self.messages) and self.messages[-1].keys() == {"role", "reasoning"}
+    def _is_open(self) -> bool:
+        """Whether more text belongs to the last message, which is then of the assistant."""
+        last = self.messages[-1] if self.messages else {}
+        return last.get("role") == "assistant" and ("content" not in last or "tool_calls" in last)
+
+    def _add(self, role: str, place: str, **fields: Any) -> None:
+        self.places[f"messages.{len(self.messages)}"] = place
+        self.messages.append({"role": role, **fields})
+
+    def _extend(self, place: str, name: str, more: str | list[dict[str, Any]]) -> None:
+        """Add more text to a field of the last message, on a new line."""
+        last = self.messages[-1]
+        if name not in last:
+            self.places[f"messages.{len(self.messages) - 1}.{name}"] = place
+            last[name] = more
+        elif isinstance(last[name], str) and isinstance(more, str):
+            last[name] += f"\n{more}"
+        else:
+            last[name] = [*_as_parts(last[name]), *_as_parts(more)]
+
+
+def _as_parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _content(content: str | list[Any]) -> str | list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,9 @@ from itertools import starmap
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -20,7 +23,7 @@ from pydantic import (
 
 from ..chat import ChatCompletionRequest
 from ..errors import RequestError
-from ..fields import NumLogprobs, Text, Whole
+from ..fields import NumLogprobs, Text, Whole, few_fields
 from ..validation import short_repr
 from .input_items import ChatMessages, ImagePart, Item
 
@@ -36,6 +39,8 @@ Include = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
+
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
 
 # Parameters of a chat, and their names here; None if there is no such parameter.
 _CHAT_NAMES: dict[str, str | None] = {
@@ -56,9 +61,35 @@ _OWN_PARAMS = (
     (re.compile(r"^reasoning_effort$"), "reasoning.effort"),
     (re.compile(r"^verbosity$"), "text.verbosity"),
     (re.compile(r"^(tools\.\d+|tool_choice)\.function\b"), r"\1"),
+    (re.compile(r"^tool_choice\.allowed_tools\b"), "tool_choice"),
+    (re.compile(r"^(tool_choice\.tools\.\d+)\.function\b"), r"\1"),
     (re.compile(r"^messages$"), "input"),
 )
-_MESSAGE = re.compile(r"^messages\.(\d+)\b")
+_MAX_METADATA_PAIRS, _MAX_KEY_CHARS, _MAX_VALUE_CHARS = 16, 64, 512
+
+
+def _printable(value: Any) -> Any:
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise ValueError("must not contain NaN or an infinity: JSON has neither") from None
+    return value
+
+
+Echoed = AfterValidator(_printable)
+Metadata = Annotated[
+    dict[
+        Annotated[Text, Field(min_length=1, max_length=_MAX_KEY_CHARS)],
+        Annotated[Text, Field(max_length=_MAX_VALUE_CHARS)],
+    ],
+    Field(max_length=_MAX_METADATA_PAIRS),
+    BeforeValidator(few_fields),
+]
+
+
+# How a tool is named in a chat, and here.
+_CHAT_CHOICE = '{"type": "function", "function": {"name": …}}'
+_OWN_CHOICE = '{"type": "function", "name": …}'
 
 
 def _form_of_input(value: object) -> str | None:
@@ -83,7 +114,7 @@ class TextConfig(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    format: dict[str, Any] | None = None
+    format: Annotated[dict[str, Any], Echoed] | None = None
     verbosity: Any = None
 
     def chat_format(self) -> dict[str, Any] | None:
@@ -117,19 +148,19 @@ class ResponsesRequest(BaseModel):
     max_output_tokens: Annotated[Whole, Field(ge=1)] | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
-    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
-    tool_choice: Any = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True), Echoed] | None = None
+    tool_choice: Annotated[Any, Echoed] = None
     parallel_tool_calls: bool | None = None
     include: Annotated[list[Include], Field(fail_fast=True)] | None = None
     top_logprobs: NumLogprobs | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Metadata | None = None
     store: bool | None = None
-    service_tier: str | None = None
+    service_tier: ServiceTier | None = None
     temperature: Any = None
     top_p: Any = None
 
     _chat: ChatCompletionRequest = PrivateAttr()
-    _places: list[str] = PrivateAttr(default_factory=list)
+    _messages: ChatMessages = PrivateAttr()
 
     @model_validator(mode="after")
     def _translate(self) -> Self:
@@ -144,15 +175,14 @@ class ResponsesRequest(BaseModel):
                     param=name,
                     code="unsupported_parameter",
                 )
-        chat = ChatMessages(self.instructions, self.input)
-        self._places = chat.places
-        if not chat.messages:
+        self._messages = ChatMessages(self.instructions, self.input)
+        if not self._messages.messages:
             raise RequestError("`input` must contain a message.", param="input")
         text, reasoning = self.text or TextConfig(), self.reasoning or ReasoningConfig()
         body = {
             **{name: value for name, value in extra.items() if name not in _CHAT_NAMES},
             "model": self.model,
-            "messages": chat.messages,
+            "messages": self._messages.messages,
             "max_completion_tokens": self.max_output_tokens,
             "response_format": text.chat_format(),
             "verbosity": text.verbosity,
@@ -190,13 +220,13 @@ class ResponsesRequest(BaseModel):
         except RequestError as error:
             if error.param is not None:
                 own = self._own_param(error.param)
-                error.message = error.message.replace(f"`{error.param}`", f"`{own}`")
+                message = error.message.replace(f"`{error.param}`", f"`{own}`")
+                error.message = message.replace(_CHAT_CHOICE, _OWN_CHOICE)
                 error.param = own
             raise
 
     def _own_param(self, param: str) -> str:
-        if place := _MESSAGE.match(param):
-            return self._places[int(place[1])] + param[place.end() :]
+        param = self._messages.place_of(param)
         for pattern, own in _OWN_PARAMS:
             param = pattern.sub(own, param)
         return param
@@ -207,7 +237,8 @@ class ResponsesRequest(BaseModel):
             (f"input.{index}.{name}.{place}", part.image_url)
             for index, item in enumerate(self.input if isinstance(self.input, list) else ())
             for name in ("content", "output")
-            for place, part in enumerate(getattr(item, name, None) or ())
+            if isinstance(parts := getattr(item, name, None), list)
+            for place, part in enumerate(parts)
             if isinstance(part, ImagePart)
         ]
 
@@ -216,7 +247,7 @@ def _chat_tool(place: int, tool: dict[str, Any]) -> dict[str, Any]:
     function = {name: value for name, value in tool.items() if name != "type"}
     if tool.get("type") != "function":
         raise RequestError(
-            f"`tools.{place}.type` must be 'function': built-in tools are not supported; got "
+            f"`tools.{place}.type` must be 'function': other tools are not supported; got "
             f"{short_repr(tool.get('type'))}.",
             param=f"tools.{place}.type",
         )

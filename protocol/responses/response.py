@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from .request import ResponsesRequest
 
 TRUNCATED = "max_output_tokens"
 """Reason of an incomplete response that reached its token limit."""
 
+_ERROR_CODES: Final = {429: "rate_limit_exceeded"}
+
+
+def response_id(request_id: str) -> str:
+    """Return the ID of a response, the same in every run of the same line."""
+    return f"resp_{request_id.removeprefix('req_')}"
+
 
 def response_body(
-    request: ResponsesRequest, body_id: str, *, created: int, model: str
+    request: ResponsesRequest, request_id: str, *, created: int, model: str
 ) -> dict[str, Any]:
     """Return a response without output; `created` is in seconds since the epoch."""
     text, reasoning = request.text, request.reasoning
     return {
-        "id": body_id,
+        "id": response_id(request_id),
         "object": "response",
         "created_at": created,
         "status": "in_progress",
@@ -51,6 +58,12 @@ def response_body(
     }
 
 
+def failed_body(body: Mapping[str, Any], error: Mapping[str, Any], status: int) -> dict[str, Any]:
+    """Return a response that failed with an error of this HTTP status; its code is OpenAI's."""
+    code = _ERROR_CODES.get(status, "invalid_prompt" if status < 500 else "server_error")
+    return {**body, "status": "failed", "error": {"code": code, "message": error["message"]}}
+
+
 def ended_body(
     body: Mapping[str, Any],
     output: Sequence[Mapping[str, Any]],
@@ -74,59 +87,3 @@ def ended_body(
             "total_tokens": usage["total_tokens"],
         },
     }
-
-
-class OutputItems:
-    """Output items of one response, with IDs that are the same in every run of the same line."""
-
-    def __init__(self, name: str) -> None:
-        """Create items of the response with this name, which is part of their IDs."""
-        self._name = name
-        self.items: list[dict[str, Any]] = []
-
-    def reasoning(self) -> dict[str, Any]:
-        """Add reasoning without text."""
-        return self._add("rs", {"type": "reasoning", "summary": [], "content": []})
-
-    def message(self) -> dict[str, Any]:
-        """Add a message without text."""
-        return self._add("msg", {"type": "message", "role": "assistant", "content": []})
-
-    def call(self, call_id: str, function: str) -> dict[str, Any]:
-        """Add a function call without arguments."""
-        call = {"type": "function_call", "call_id": call_id, "name": function, "arguments": ""}
-        return self._add("fc", call)
-
-    def _add(self, prefix: str, fields: dict[str, Any]) -> dict[str, Any]:
-        item = {"id": f"{prefix}_{self._name}_{len(self.items)}", **fields, "status": "in_progress"}
-        self.items.append(item)
-        return item
-
-
-def text_part(text: str = "") -> dict[str, Any]:
-    """Return a part of a message, whose log-probabilities follow it."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-def reasoning_part(text: str = "") -> dict[str, Any]:
-    """Return a part of reasoning."""
-    return {"type": "reasoning_text", "text": text}
-
-
-def items_of(name: str, choice: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the output items of a chat's choice."""
-    output, message = OutputItems(name), choice["message"]
-    if message.get("reasoning"):
-        output.reasoning()["content"].append(reasoning_part(message["reasoning"]))
-    if message.get("content") is not None:
-        part = text_part(message["content"])
-        part["logprobs"] = (choice.get("logprobs") or {}).get("content") or []
-        output.message()["content"].append(part)
-    for call in message.get("tool_calls") or ():
-        function = call["function"]
-        output.call(call["id"], function["name"])["arguments"] = function["arguments"]
-    for item in output.items:
-        item["status"] = "completed"
-    if choice["finish_reason"] == "length" and output.items:
-        output.items[-1]["status"] = "incomplete"
-    return output.items

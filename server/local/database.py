@@ -24,6 +24,7 @@ class Database:
         """
         self._lock = threading.RLock()
         try:
+            path.touch(0o600)  # it contains prompts and answers
             with ExitStack() as stack:
                 self._connection = stack.enter_context(
                     closing(sqlite3.connect(path, check_same_thread=False, isolation_level=None))
@@ -36,7 +37,7 @@ class Database:
                         connection.execute(statement)
                     connection.execute(f"PRAGMA user_version = {_VERSION}")
                 stack.pop_all()
-        except sqlite3.Error as exc:
+        except (OSError, sqlite3.Error) as exc:
             raise FolderRefused(f"cannot open the database {path}: {exc}") from exc
 
     def _version(self, path: Path) -> int:

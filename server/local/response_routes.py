@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
-from typing import Any, Final
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from typing import Any, Final, TypeVar
 
+from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from tidemill.protocol.bodies import response_id
-from tidemill.protocol.contract import EngineError, Reply, StreamedReply
+from tidemill.protocol.bodies import error_body
+from tidemill.protocol.contract import EngineError, Reply, StreamedReply, Usage
 from tidemill.protocol.errors import RequestError
+from tidemill.protocol.names import name_of_model
 from tidemill.protocol.requests import read_body
 from tidemill.protocol.responses.request import ResponsesRequest
-from tidemill.protocol.responses.response import response_body
+from tidemill.protocol.responses.response import failed_body, response_body, response_id
 from tidemill.protocol.routes import RESPONSES
 from tidemill.protocol.stream import is_stream
 
 from ..context import ServerContext
-from ..errors import Refused, json_response
+from ..errors import Refused, internal_error, json_response, stopping
 from ..inference_routes import InferenceRoute
 from ..request_bodies import new_request_id
-from .query_params import not_found
+from .folder import is_full
+from .query_params import choice_param, int_param, not_found
 from .responses import ResponseTable, StoredResponse
+from .upload import disk_full
 
 _logger = logging.getLogger(__name__)
 
@@ -36,16 +41,27 @@ MAX_OPEN: Final = 10_000
 """Background responses that wait or run at once; further ones are refused."""
 
 _RUNNING_PER_SEQUENCE: Final = 4
+_PAGE, _MAX_PAGE = 20, 100
+_STORED_FIELDS: Final = ("background", "store", "previous_response_id")
+_ValueT = TypeVar("_ValueT")
 
 
 class ResponseRoutes:
-    """The Responses API over a server's engine and its stored responses."""
+    """The Responses API over a server's engine and its stored responses.
 
-    def __init__(self, context: ServerContext, table: ResponseTable) -> None:
+    Disk errors of background responses are retried after `retry_seconds`.
+    """
+
+    def __init__(
+        self, context: ServerContext, table: ResponseTable, *, retry_seconds: float = 5.0
+    ) -> None:
         self._context = context
         self._table = table
+        self._retry_seconds = retry_seconds
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._num_starting = 0
         self._running: set[str] = set()
+        self._has_lost_engine = False
         self._slots = asyncio.Semaphore(_RUNNING_PER_SEQUENCE * context.engine.info().max_num_seqs)
 
     def routes(self) -> list[Route]:
@@ -63,7 +79,6 @@ class ResponseRoutes:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run background responses while entered; open ones are run again at the next start."""
-        await asyncio.to_thread(self._table.delete_expired, time.time())
         for each in await asyncio.to_thread(self._table.open_ids):
             self.start(each)
         try:
@@ -80,15 +95,23 @@ class ResponseRoutes:
         self._tasks[name] = task
         task.add_done_callback(lambda _: self._tasks.pop(name, None))
 
-    def admit(self) -> None:
-        """Refuse a background response if too many are open."""
-        if len(self._tasks) >= MAX_OPEN:
+    @contextmanager
+    def admit(self) -> Iterator[None]:
+        """Hold a place until a background response is started; refuse it if too many are open."""
+        if self._context.admission.is_closed:
+            raise stopping(1)
+        if len(self._tasks) + self._num_starting >= MAX_OPEN:
             raise Refused(
                 f"{MAX_OPEN:,} background responses are open: try again later, or send a batch.",
                 status_code=429,
                 code="queue_full",
                 type="rate_limit_error",
             )
+        self._num_starting += 1
+        try:
+            yield
+        finally:
+            self._num_starting -= 1
 
     async def retrieve(self, request: Request) -> Response:
         """Return a stored response."""
@@ -96,29 +119,40 @@ class ResponseRoutes:
             raise RequestError(
                 "`stream` is not supported for stored responses: poll without it.", param="stream"
             )
-        response = (await self._found(request)).response
-        is_running = response["id"] in self._running
-        return json_response(response | ({"status": "in_progress"} if is_running else {}))
+        is_running = request.path_params["response_id"] in self._running
+        stored = await self._find(request)
+        shown = {"status": "in_progress"} if is_running and stored.is_open else {}
+        return json_response(stored.response | shown)
 
     async def list_input(self, request: Request) -> Response:
-        """Return the input items of a stored response, those of earlier responses included."""
-        stored = await self._found(request)
+        """Return a page of a stored response's input items, including earlier responses."""
+        stored, params = await self._find(request), request.query_params
+        limit = int_param(params, "limit", 1, _MAX_PAGE, _PAGE)
         items = enumerate(_items(stored.request["input"]))
-        shown = [{"type": "message", "id": f"item_{i}", **_with_parts(item)} for i, item in items]
-        ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]}
-        return json_response({"object": "list", "data": shown, "has_more": False, **ends})
+        shown = [{"type": "message", **_with_parts(item), "id": f"item_{i}"} for i, item in items]
+        if choice_param(params, "order", {"asc": False, "desc": True}, default=True):
+            shown.reverse()
+        ids = [item["id"] for item in shown]
+        if (after := params.get("after")) is not None:
+            if after not in ids:
+                raise not_found("item", after, "after")
+            shown = shown[ids.index(after) + 1 :]
+        page = shown[:limit]
+        ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {}
+        has_more = len(page) < len(shown)
+        return json_response({"object": "list", "data": page, "has_more": has_more, **ends})
 
     async def delete(self, request: Request) -> Response:
         """Delete a stored response; one that runs is stopped."""
         name = request.path_params["response_id"]
-        await self._found(request)
+        await self._find(request)
         self._stop(name)
         await asyncio.to_thread(self._table.delete, name)
         return json_response({"id": name, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
         """Cancel a background response; one that has ended is returned unchanged."""
-        stored = await self._found(request)
+        stored = await self._find(request)
         if not stored.response["background"]:
             raise RequestError(
                 "Only background responses can be cancelled: this one was not sent with"
@@ -129,13 +163,13 @@ class ResponseRoutes:
             self._stop(stored.response["id"])
             cancelled = {**stored.response, "status": "cancelled"}
             await asyncio.to_thread(self._table.end, cancelled)
-        return json_response((await self._found(request)).response)
+        return json_response((await self._find(request)).response)
 
     def _stop(self, name: str) -> None:
         if (task := self._tasks.get(name)) is not None:
             task.cancel()
 
-    async def _found(self, request: Request) -> StoredResponse:
+    async def _find(self, request: Request) -> StoredResponse:
         name = request.path_params["response_id"]
         return await self.find(name)
 
@@ -151,28 +185,46 @@ class ResponseRoutes:
     async def _run(self, name: str) -> None:
         """Run a stored response as a row of a file, so that interactive requests go first."""
         async with self._slots:
-            stored = await asyncio.to_thread(self._table.get, name)
+            stored = await self._retried(lambda: self._table.get(name))
             if stored is None or not stored.is_open:
                 return
-            response = stored.response
             self._running.add(name)
             try:
-                reply = await self._context.engine.respond(
-                    RESPONSES.name,
-                    stored.request,
-                    name.removeprefix(response_id("resp", "")),
-                    response["created_at"],
-                )
-            except EngineError:
-                _logger.exception("%s is run again after a restart", name)
-                return
+                ended = await self._ended(stored)
+                await self._retried(lambda: self._table.end(ended))
+            except EngineError as exc:
+                if not self._has_lost_engine:
+                    self._has_lost_engine = True
+                    _logger.error("background responses run again after a restart: %s", exc)  # noqa: TRY400 - the cause is known
             finally:
                 self._running.discard(name)
-            ended = {
-                **(reply.body if reply.status_code == 200 else failed_body(response, reply)),
-                **_kept_fields(response),
-            }
-            await asyncio.to_thread(self._table.end, ended)
+
+    async def _ended(self, stored: StoredResponse) -> dict[str, Any]:
+        """Return the end of a stored response; only a lost engine raises an error."""
+        response = stored.response
+        name, created = response["id"], response["created_at"]
+        request_id = name.removeprefix(response_id(""))
+        try:
+            reply = await self._context.engine.respond(
+                RESPONSES.name, stored.request, request_id, created
+            )
+        except EngineError:
+            raise
+        except Exception as exc:
+            _logger.exception("%s failed", name)
+            reply = Reply(500, error_body(internal_error(exc)), Usage(0, 0))
+        if reply.status_code != 200:
+            return failed_body(response, reply.body["error"], reply.status_code)
+        return {**reply.body, **{field: response[field] for field in _STORED_FIELDS}}
+
+    async def _retried(self, call: Callable[[], _ValueT]) -> _ValueT:
+        """Return the value of a call of the table, which is repeated after disk errors."""
+        while True:
+            try:
+                return await asyncio.to_thread(call)
+            except (OSError, sqlite3.Error) as exc:
+                _logger.warning("a response cannot be stored yet: %s", exc)
+                await asyncio.sleep(self._retry_seconds)
 
 
 class CreateRoute(InferenceRoute):
@@ -202,32 +254,38 @@ class CreateRoute(InferenceRoute):
         if not is_stored and body.get("previous_response_id") is None:
             return await super().reply(url, body, request_id, created)
         request = await self._continued(body)
-        kept = {"previous_response_id": body.get("previous_response_id"), "store": is_stored}
+        fields = {"previous_response_id": body.get("previous_response_id"), "store": is_stored}
         reply = await super().reply(url, request, request_id, created)
         if isinstance(reply, StreamedReply):
-            return StreamedReply(self._kept_chunks(request, reply.chunks, kept))
+            return StreamedReply(self._stored_chunks(request, reply.chunks, fields))
         if reply.status_code == 200:
-            reply.body.update(kept)
+            reply.body.update(fields)
             if is_stored:
-                await self._keep(request, reply.body)
+                reply.body["store"] = await self._store(request, reply.body)
         return reply
 
-    async def _kept_chunks(
+    async def _stored_chunks(
         self,
         request: dict[str, Any],
         chunks: AsyncGenerator[dict[str, Any], None],
-        kept: dict[str, Any],
+        fields: dict[str, Any],
     ) -> AsyncGenerator[dict[str, Any], None]:
         async with aclosing(chunks):
             async for chunk in chunks:
                 if "response" in chunk:
-                    chunk["response"] = {**chunk["response"], **kept}
-                    if kept["store"] and chunk["response"]["usage"] is not None:
-                        await self._keep(request, chunk["response"])
+                    response = chunk["response"] = {**chunk["response"], **fields}
+                    if fields["store"] and response["usage"] is not None:
+                        response["store"] = await self._store(request, response)
                 yield chunk
 
-    async def _keep(self, request: dict[str, Any], response: dict[str, Any]) -> None:
-        await asyncio.to_thread(self._table.put, StoredResponse(request, response))
+    async def _store(self, request: dict[str, Any], response: dict[str, Any]) -> bool:
+        """Store a response; False after a disk error, which must not lose the answer."""
+        try:
+            await asyncio.to_thread(self._table.put, StoredResponse(request, response))
+        except (OSError, sqlite3.Error) as exc:
+            _logger.warning("%s is not stored: %s", response["id"], exc)
+            return False
+        return True
 
     async def _start(self, body: dict[str, Any]) -> Response:
         """Store a background response and start it."""
@@ -240,24 +298,25 @@ class CreateRoute(InferenceRoute):
             raise RequestError(
                 "`background` needs a stored response: remove `store: false`.", param="store"
             )
-        self._responses.admit()
-        request = await self._continued(body)
-        parsed = await asyncio.to_thread(read_body, ResponsesRequest, request)
-        created = int(time.time())
-        response = {
-            **response_body(
-                parsed,
-                response_id("resp", new_request_id()),
-                created=created,
-                model=body.get("model") or self.context.names[0],
-            ),
-            "background": True,
-            "status": "queued",
-            "store": True,
-            "previous_response_id": body.get("previous_response_id"),
-        }
-        await self._keep(request, response)
-        self._responses.start(response["id"])
+        names = (*self.context.names, *self.context.engine.info().adapters)
+        model = name_of_model(body, names)
+        with self._responses.admit():
+            request = await self._continued(body)
+            parsed = await asyncio.to_thread(read_body, ResponsesRequest, request)
+            response = {
+                **response_body(parsed, new_request_id(), created=int(time.time()), model=model),
+                "background": True,
+                "status": "queued",
+                "store": True,
+                "previous_response_id": body.get("previous_response_id"),
+            }
+            try:
+                await asyncio.to_thread(self._table.put, StoredResponse(request, response))
+            except (OSError, sqlite3.Error) as exc:
+                if is_full(exc):
+                    raise disk_full() from exc
+                raise
+            self._responses.start(response["id"])
         return json_response(response)
 
     async def _continued(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -278,20 +337,21 @@ class CreateRoute(InferenceRoute):
                 f"The response {previous} has not ended: poll it first.",
                 param="previous_response_id",
             )
-        items = [_items(stored.request["input"]), stored.response["output"], _items(body["input"])]
-        return {**request, "input": [item for each in items for item in each]}
-
-
-def failed_body(response: dict[str, Any], reply: Reply) -> dict[str, Any]:
-    """Return a background response that the engine has refused."""
-    error = reply.body["error"]
-    shown = {"code": error["code"], "message": error["message"]}
-    return {**response, "status": "failed", "error": shown}
-
-
-def _kept_fields(response: dict[str, Any]) -> dict[str, Any]:
-    names = ("background", "store", "previous_response_id")
-    return {name: response[name] for name in names}
+        await asyncio.to_thread(
+            read_body, ResponsesRequest, request
+        )  # its indexes are the client's
+        parts = (stored.request["input"], stored.response["output"], body["input"])
+        request["input"] = [item for part in parts for item in _items(part)]
+        num_bytes = len(await asyncio.to_thread(to_json, request))
+        if num_bytes > (most := self.context.settings.max_body_bytes):
+            raise Refused(
+                f"The conversation has {num_bytes:,} bytes; the limit is {most:,}: send a shorter"
+                " `input` without `previous_response_id`.",
+                status_code=413,
+                code="body_too_large",
+                param="previous_response_id",
+            )
+        return request
 
 
 def _with_parts(item: dict[str, Any]) -> dict[str, Any]:

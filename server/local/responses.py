@@ -1,4 +1,4 @@
-"""Stored responses: requests for `/v1/responses` that are kept with the server's batches."""
+"""Stored responses: requests for `/v1/responses` that are stored with the server's batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCHEMA: Final = (
     "CREATE TABLE IF NOT EXISTS responses (id TEXT PRIMARY KEY, created INTEGER NOT NULL,"
     " request TEXT NOT NULL, response TEXT NOT NULL, is_open INTEGER NOT NULL)"
 )
-KEPT_SECONDS: Final = 30 * 24 * 3600
+STORED_SECONDS: Final = 30 * 24 * 3600
 """Age at which a stored response is deleted, as OpenAI does."""
 
 _OPEN: Final = ("queued", "in_progress")
@@ -40,20 +40,20 @@ class ResponseTable:
     def put(self, stored: StoredResponse) -> None:
         """Store a new response."""
         response = stored.response
-        values = (response["id"], response["created_at"], *map(json.dumps, _parts(stored)))
+        bodies = map(json.dumps, (stored.request, response))
         with self._database.writing() as connection:
             connection.execute(
-                "INSERT INTO responses VALUES (?, ?, ?, ?, ?)", (*values, stored.is_open)
+                "INSERT INTO responses VALUES (?, ?, ?, ?, ?)",
+                (response["id"], response["created_at"], *bodies, stored.is_open),
             )
 
-    def end(self, response: dict[str, Any]) -> bool:
-        """Store the end of an open response; False if it has ended or was deleted before."""
+    def end(self, response: dict[str, Any]) -> None:
+        """Store the end of a response, unless it has ended or was deleted before."""
         with self._database.writing() as connection:
-            changed = connection.execute(
+            connection.execute(
                 "UPDATE responses SET response = ?, is_open = 0 WHERE id = ? AND is_open",
                 (json.dumps(response), response["id"]),
             )
-            return changed.rowcount > 0
 
     def get(self, response_id: str) -> StoredResponse | None:
         """Return a response, or None."""
@@ -61,11 +61,11 @@ class ResponseTable:
         rows = self._database.read(query, response_id)
         return StoredResponse(*map(json.loads, rows[0])) if rows else None
 
-    def delete(self, response_id: str) -> bool:
-        """Delete a response; False if there is none."""
+    def delete(self, response_id: str) -> None:
+        """Delete a response, if it is there."""
         with self._database.writing() as connection:
             query = "DELETE FROM responses WHERE id = ?"
-            return connection.execute(query, (response_id,)).rowcount > 0
+            connection.execute(query, (response_id,))
 
     def open_ids(self) -> list[str]:
         """Return the IDs of responses that have not ended, oldest first."""
@@ -76,8 +76,4 @@ class ResponseTable:
         """Delete responses that are too old."""
         with self._database.writing() as connection:
             query = "DELETE FROM responses WHERE created < ?"
-            connection.execute(query, (now - KEPT_SECONDS,))
-
-
-def _parts(stored: StoredResponse) -> tuple[dict[str, Any], dict[str, Any]]:
-    return stored.request, stored.response
+            connection.execute(query, (now - STORED_SECONDS,))

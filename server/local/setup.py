@@ -36,13 +36,13 @@ def make_local_batches(
     max_file_bytes: int | None = None,
     responder: Responder | None = None,
     *,
+    context: ServerContext,
     has_keys: bool = False,
-    context: ServerContext | None = None,
 ) -> LocalBatches:
     """Return the API and the dashboard of a store; `names` are the served model names.
 
     `max_file_bytes` bounds an uploaded file; a `responder` answers lines in place of the engine.
-    With `has_keys`, the dashboard has a sign-in form. With a `context`, responses are stored.
+    With `has_keys`, the dashboard has a sign-in form. Responses are answered in a `context`.
     """
     model = own_names(names)[0]
     models = dict.fromkeys((*names, *engine.info().adapters), model)
@@ -52,8 +52,6 @@ def make_local_batches(
     dashboard = DashboardRoutes(store, batches, files, [*models], has_keys=has_keys)
     apis = (files, UploadRoutes(store, most), batches, dashboard)
     routes = [route for api in apis for route in api.routes()]
-    if context is None:
-        return LocalBatches(routes, runner.running)
     responses = ResponseRoutes(context, store.responses)
 
     @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,7 +77,8 @@ class Store:
         shutil.rmtree(self.folder.work_path(batch_id), ignore_errors=True)
 
     def delete_expired(self) -> None:
-        """Delete expired files and uploads, and rows whose files are gone."""
+        """Delete expired files, uploads and responses, and rows whose files are gone."""
+        self.responses.delete_expired(time.time())
         self.files.delete_expired()
         self.uploads.delete_expired()
         self.results.delete_unpublished()

@@ -14,6 +14,7 @@ from tidemill.batch.model import Batch, Options, Outputs, Source
 from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
 
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BATCH = Batch(
     "b",
     "t",
@@ -43,7 +44,7 @@ def runs(
     for num_bytes, most in lines:
         prompt, answer = num_bytes // 4, round(share_of_most * most)
         seconds += work_of(prompt, answer) / TOKENS_A_SECOND
-        expected = expected_tokens({"messages": [], "max_tokens": most}, num_bytes)
+        expected = expected_tokens(CHAT, {"messages": [], "max_tokens": most}, num_bytes)
         done += Progress(
             1,
             0,
@@ -107,18 +108,22 @@ def test_the_gpu_time_is_estimated_before_the_first_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "num_bytes", "expected"),
+    ("url", "body", "num_bytes", "expected"),
     [
-        ({"messages": [], "max_tokens": 100}, 3_200, (800, 100)),
-        ({"prompt": ["a", "b"], "n": 3, "max_tokens": 10}, 32, (8, 60)),
-        ({"messages": []}, 32, (8, 512)),
-        ({"input": "a"}, 10, (2, 0)),
-        ({"messages": [], "max_tokens": 1}, 2**30, (32_768, 1)),
-        ({"messages": [], "max_tokens": 10**60, "n": 10**60}, 32, (8, 2**20)),
+        (CHAT, {"messages": [], "max_tokens": 100}, 3_200, (800, 100)),
+        (COMPLETIONS, {"prompt": ["a", "b"], "n": 3, "max_tokens": 10}, 32, (8, 60)),
+        (CHAT, {"messages": []}, 32, (8, 512)),
+        ("/v1/embeddings", {"input": "a"}, 10, (2, 0)),
+        ("/v1/responses", {"input": "a"}, 10, (2, 512)),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 7}, 10, (2, 7)),
+        ("/v1/decisions", {"input": "a", "questions": []}, 10, (2, 0)),
+        ("/v1/decisions", {"input": "a", "decide_by": "chat"}, 10, (2, 512)),
+        (CHAT, {"messages": [], "max_tokens": 1}, 2**30, (32_768, 1)),
+        (CHAT, {"messages": [], "max_tokens": 10**60, "n": 10**60}, 32, (8, 2**20)),
     ],
 )
 def test_lines_are_expected_to_take_their_limit(
-    body: dict[str, object], num_bytes: int, expected: tuple[int, int]
+    url: str, body: dict[str, object], num_bytes: int, expected: tuple[int, int]
 ) -> None:
     """An image's bytes are not text, and no answer is endless."""
-    assert expected_tokens(body, num_bytes) == ExpectedTokens(*expected)
+    assert expected_tokens(url, body, num_bytes) == ExpectedTokens(*expected)

@@ -26,6 +26,7 @@ from tidemill.batch.result_cache import (
 from tidemill.batch.result_key import VERSION, CacheError, ResultKeys, Scope
 
 CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
+RESPONSES = "/v1/responses"
 GREEDY = {"messages": [], "temperature": 0}
 FIRST, SECOND = "a" * 24, "b" * 24
 BODY = b'{"id":"chatcmpl-%s","created":100,"text":"\\"created\\":100"}'
@@ -53,6 +54,9 @@ def test_a_result_is_adapted_to_its_line(cache: ResultCache) -> None:
     text = b'{"id":"chatcmpl-%s","created":7,"text":"\\"created\\":100"}' % SECOND.encode()
     assert cache.find(KEY, SECOND, 7) == text
     assert cache.find(b"x" * 16, SECOND, 7) is None
+    response = b'{"id":"resp_%s","created_at":100}'
+    cache.add(b"r" * 16, FIRST, 100, response % FIRST.encode())
+    assert cache.find(b"r" * 16, SECOND, 7) == response.replace(b"100", b"7") % SECOND.encode()
 
 
 def test_another_scope_finds_nothing(cache: ResultCache, tmp_path: Path) -> None:
@@ -86,6 +90,7 @@ def test_several_runs_share_a_folder(tmp_path: Path) -> None:
         (CHAT, {"messages": []}, False),
         (CHAT, {"messages": [], "temperature": 0.5}, False),
         (EMBEDDINGS, {"input": "x"}, True),
+        (RESPONSES, {"input": "x"}, False),
         ("/v1/none", GREEDY, None),
         (CHAT, {**GREEDY, "messages": [{"content": '"url":"http://x"'}]}, True),
         (CHAT, {**GREEDY, "model": "another"}, None),
@@ -108,6 +113,9 @@ def test_keys_ignore_parameters_without_effect() -> None:
     others = [{**GREEDY, "max_tokens": 4}, GREEDY, {**GREEDY, "max_tokens": 3, "model": "b"}]
     assert key not in {key_of(body) for body in others}
     assert key_of({**GREEDY, "max_tokens": 3}, "/v1/completions") != key
+    response = {"input": "Hi", "temperature": 0}
+    assert key_of({**response, "user": "me"}, RESPONSES) == key_of(response, RESPONSES)
+    assert key_of({**response, "metadata": {"a": "b"}}, RESPONSES) != key_of(response, RESPONSES)
 
 
 @given(custom_id=st.text(), text=st.text(st.characters(codec="utf-8")))

@@ -53,7 +53,7 @@ def codes(findings: Findings) -> list[str]:
 def test_valid_lines_are_counted_and_set_the_model_and_endpoint() -> None:
     """Model and endpoint come from the first line; other endpoints may follow."""
     findings = check(request(url="/chat/completions"), request(url="/v1/completions"))
-    expected = ExpectedTokens(input=43, output=0)
+    expected = ExpectedTokens(input=43, output=1_024)
     assert findings == Findings(num_rows=2, model="m", endpoint=CHAT, expected=expected)
 
 

@@ -102,8 +102,8 @@ def test_offered_endpoints_are_those_of_engines() -> None:
     text = text_endpoints(text_model(), seed=0)
     pooling = (Embeddings, Score, Rerank)
     speech = speech_endpoints(SPEECH, no_host)
-    served = [endpoint.route.name for endpoint in (*text, *pooling, *speech)]
-    assert sorted(served) == sorted(ENDPOINTS)
+    served = (*text, *pooling, *speech)
+    assert sorted(endpoint.route.name for endpoint in served) == sorted(ENDPOINTS)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS, key=lambda kind: kind.__name__))

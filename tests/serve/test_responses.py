@@ -1,4 +1,4 @@
-"""`/v1/responses` with OpenAI's client: the stateless part of the Responses API."""
+"""`/v1/responses` with OpenAI's client: answers, streams, and stored responses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from tidemill import demo
 from tidemill.protocol.responses.request import LOGPROBS
 
-ASKED: dict[str, Any] = {
+BODY: dict[str, Any] = {
     "model": demo.NAME,
     "input": "What is 7 plus 5?",
     "max_output_tokens": 24,
@@ -44,12 +44,12 @@ def test_a_response_is_the_chat_of_the_same_conversation(client: openai.OpenAI) 
         model=demo.NAME,
         messages=[
             {"role": "system", "content": "Answer in a sentence."},
-            {"role": "user", "content": ASKED["input"]},
+            {"role": "user", "content": BODY["input"]},
         ],
         max_tokens=24,
         temperature=0,
     )
-    response = client.responses.create(**ASKED, instructions="Answer in a sentence.")
+    response = client.responses.create(**BODY, instructions="Answer in a sentence.")
     assert response.output_text == chat.choices[0].message.content
     assert response.status == "completed"
     assert response.incomplete_details is None
@@ -74,8 +74,8 @@ def test_the_events_of_a_stream_add_up_to_the_whole_response(
     client: openai.OpenAI, fields: dict[str, Any]
 ) -> None:
     """The last event has the response that a request without a stream gets."""
-    whole = client.responses.create(**{**ASKED, **fields})
-    with client.responses.create(**{**ASKED, **fields}, stream=True) as stream:
+    whole = client.responses.create(**{**BODY, **fields})
+    with client.responses.create(**{**BODY, **fields}, stream=True) as stream:
         events = [*stream]
     assert [event.sequence_number for event in events] == [*range(len(events))]
     assert [event.type for event in events[:4]] == [
@@ -105,14 +105,14 @@ def without_ids(value: Any) -> Any:
 
 def test_a_parsed_response_has_the_form_of_a_class(client: openai.OpenAI) -> None:
     """`responses.parse` sends a strict schema as `text.format`."""
-    parsed = client.responses.parse(**ASKED, text_format=Sum)
+    parsed = client.responses.parse(**BODY, text_format=Sum)
     assert isinstance(parsed.output_parsed, Sum)
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "add"}])
 def test_a_call_and_its_output_continue_a_conversation(client: openai.OpenAI, choice: Any) -> None:
     """Output items are input items of the next request, and a stream has the same call."""
-    fields = {**ASKED, "tools": [ADD], "tool_choice": choice, "max_output_tokens": 200}
+    fields = {**BODY, "tools": [ADD], "tool_choice": choice, "max_output_tokens": 200}
     response = client.responses.create(**fields)
     [call] = response.output
     assert isinstance(call, ResponseFunctionToolCall)
@@ -123,11 +123,11 @@ def test_a_call_and_its_output_continue_a_conversation(client: openai.OpenAI, ch
     assert isinstance(streamed, ResponseFunctionToolCall)
     assert (streamed.name, streamed.arguments) == (call.name, call.arguments)
     history = [
-        {"role": "user", "content": ASKED["input"]},
+        {"role": "user", "content": BODY["input"]},
         *response.output,
         {"type": "function_call_output", "call_id": call.call_id, "output": "12"},
     ]
-    answer = client.responses.create(**{**ASKED, "input": history, "tools": [ADD]})
+    answer = client.responses.create(**{**BODY, "input": history, "tools": [ADD]})
     assert answer.status == "completed"
     assert answer.output_text
 
@@ -139,7 +139,11 @@ def test_a_call_and_its_output_continue_a_conversation(client: openai.OpenAI, ch
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "must be 'function'"),
         ({"max_tokens": 5}, "max_tokens", "use `max_output_tokens`"),
         ({"input": []}, "input", "must not be empty"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type", "are not stored"),
+        (
+            {"input": [{"type": "item_reference", "id": "x"}]},
+            "input.0.type",
+            "send the item",
+        ),
         ({"input": [{"role": "user", "content": []}]}, "input.0.content", "must not be empty"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input", "must contain a message"),
         (
@@ -161,7 +165,7 @@ def test_an_invalid_request_is_refused_by_the_name_of_its_field(
 ) -> None:
     """Errors of the chat have the names of the response's parameters."""
     with pytest.raises(openai.BadRequestError) as caught:
-        client.post("/responses", body={**ASKED, **fields}, cast_to=object)
+        client.post("/responses", body={**BODY, **fields}, cast_to=object)
     assert caught.value.param == param
     assert message in caught.value.message
     assert "messages" not in caught.value.message
@@ -169,8 +173,8 @@ def test_an_invalid_request_is_refused_by_the_name_of_its_field(
 
 def test_a_background_response_is_polled_continued_and_deleted(client: openai.OpenAI) -> None:
     """It is the response of a plain request; an unknown one is a 404 with advice."""
-    plain = client.responses.create(**ASKED)
-    response = client.responses.create(**ASKED, background=True)
+    plain = client.responses.create(**BODY)
+    response = client.responses.create(**BODY, background=True)
     assert (response.status, response.background, response.output) == ("queued", True, [])
     while response.status in {"queued", "in_progress"}:
         response = client.responses.retrieve(response.id)
@@ -178,7 +182,7 @@ def test_a_background_response_is_polled_continued_and_deleted(client: openai.Op
     assert client.responses.cancel(response.id) == response
     items = client.responses.input_items.list(response.id)
     [item] = [dict[str, Any](item.to_dict()) for item in items]
-    assert (item["type"], item["content"][0]["text"]) == ("message", ASKED["input"])
+    assert (item["type"], item["content"][0]["text"]) == ("message", BODY["input"])
     client.responses.delete(response.id)
     with pytest.raises(openai.NotFoundError, match="store: true"):
         client.responses.retrieve(response.id)
@@ -188,19 +192,19 @@ def test_a_background_response_is_polled_continued_and_deleted(client: openai.Op
 def test_a_stored_response_is_continued_by_its_id(client: openai.OpenAI, *, stream: bool) -> None:
     """The next request has the same prompt as one that sends the whole conversation."""
     if stream:
-        *_, last = client.responses.create(**ASKED, store=True, stream=True)
+        *_, last = client.responses.create(**BODY, store=True, stream=True)
         assert last.type == "response.completed"
         first = last.response
     else:
-        first = client.responses.create(**ASKED, store=True)
-    again = {**ASKED, "input": "And 7 plus 6?"}
+        first = client.responses.create(**BODY, store=True)
+    again = {**BODY, "input": "And 7 plus 6?"}
     continued = client.responses.create(**again, previous_response_id=first.id)
-    turns = [ASKED["input"], first.output_text, again["input"]]
+    turns = [BODY["input"], first.output_text, again["input"]]
     roles = ("user", "assistant", "user")
     history: Any = [
         {"role": role, "content": text} for role, text in zip(roles, turns, strict=True)
     ]
-    whole = client.responses.create(**{**ASKED, "input": history})
+    whole = client.responses.create(**{**BODY, "input": history})
     assert continued.previous_response_id == first.id
     assert continued.output_text == whole.output_text
     assert continued.usage == whole.usage
@@ -213,7 +217,7 @@ def test_a_stored_response_is_continued_by_its_id(client: openai.OpenAI, *, stre
         ({"background": True, "stream": True}, "stream", "poll the response"),
         ({"background": True, "input": []}, "input", "must not be empty"),
         ({"previous_response_id": 5}, "previous_response_id", "must be a string"),
-        ({"previous_response_id": "resp-no"}, "previous_response_id", "No such response"),
+        ({"previous_response_id": "resp_no"}, "previous_response_id", "No such response"),
     ],
 )
 def test_a_response_that_cannot_be_stored_or_continued_is_refused(
@@ -221,6 +225,6 @@ def test_a_response_that_cannot_be_stored_or_continued_is_refused(
 ) -> None:
     """Nothing is stored or run."""
     with pytest.raises(openai.APIStatusError) as caught:
-        client.post("/responses", body={**ASKED, **fields}, cast_to=object)
+        client.post("/responses", body={**BODY, **fields}, cast_to=object)
     assert caught.value.param == param
     assert message in caught.value.message

@@ -30,8 +30,9 @@ async def test_adapters_are_listed_with_their_parent_and_run_in_batches(tmp_path
     """One file uses the model and both adapters; an unknown name fails a file."""
     engine = Adapted()
     with open_store(tmp_path) as store:
-        local = make_local_batches(store, engine, (MODEL,))
-        app = make_app(make_context(engine, (MODEL,), ServerSettings()), local.routes)
+        context = make_context(engine, (MODEL,), ServerSettings())
+        local = make_local_batches(store, engine, (MODEL,), context=context)
+        app = make_app(context, local.routes)
         transport = httpx.ASGITransport(app)
         async with (
             local.running(),

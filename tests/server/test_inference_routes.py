@@ -443,3 +443,29 @@ async def test_long_log_probabilities_are_printed_in_a_thread(
     assert pieces[1] == b'data: {"choices":[{"%b":[null,{}]}]}\n\n' % field.encode()
     short, long = ("to_json", False), ("print_json", True)
     assert printed == [short, short, long, short]
+
+
+async def test_an_error_in_a_stream_of_a_response_is_an_event() -> None:
+    """It follows the failed response, with the next number and without the error's own type."""
+
+    async def chunks() -> AsyncGenerator[dict[str, Any], None]:
+        yield {"type": "response.created", "sequence_number": 0, "response": {"id": "resp_1"}}
+        error = {"message": "Gone.", "type": "server_error", "param": None, "code": "internal"}
+        yield {"error": error}
+
+    events = [event async for event in module.named_events(chunks())]
+    names = ["response.created", "response.failed", "error"]
+    assert [event.split(b"\n")[0].decode() for event in events] == [f"event: {n}" for n in names]
+    _, failed, error = [from_json(event.split(b"data: ")[1]) for event in events]
+    assert failed["response"] == {
+        "id": "resp_1",
+        "status": "failed",
+        "error": {"code": "server_error", "message": "Gone."},
+    }
+    assert error == {
+        "type": "error",
+        "sequence_number": 2,
+        "code": "internal",
+        "message": "Gone.",
+        "param": None,
+    }

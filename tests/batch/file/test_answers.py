@@ -61,6 +61,14 @@ def test_what_says_nothing_about_the_answer_is_not_compared(
     assert difference_between(answer_of(a), answer_of(b)) is None
 
 
+def test_a_truncated_response_has_the_finish_reason_of_a_chat() -> None:
+    """So its row counts as truncated; other responses have their status."""
+    response: dict[str, Any] = {"output": [], "status": "incomplete"}
+    assert answer_of(response).finish_reasons == ("incomplete",)
+    response["incomplete_details"] = {"reason": "max_output_tokens"}
+    assert answer_of(response).finish_reasons == ("length",)
+
+
 def test_decisions_are_read_as_lines_and_compared_by_their_probabilities() -> None:
     """Both formats are known; malformed answers are compared as JSON."""
     predicate = {"type": "predicate", "name": "city", "probability": 0.25}

@@ -122,6 +122,43 @@ def test_messages_are_included_on_request() -> None:
     ]
 
 
+def test_items_of_a_response_are_messages() -> None:
+    """Its status is the finish reason."""
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "5"}
+    user = {"role": "user", "content": [{"type": "input_text", "text": "What?"}]}
+    items = [
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+        call,
+    ]
+    body = {"input": [user, call, output], "instructions": "Be brief.", "max_output_tokens": 9}
+    row = {"response": {"body": {"status": "incomplete", "output": items}}}
+    line = {"url": "/v1/responses", "body": body}
+    name, attributes, _ = traced(line, row, captures_content=True)
+    assert name == attributes["gen_ai.operation.name"] == "chat"
+    assert attributes["gen_ai.request.max_tokens"] == 9
+    assert attributes["gen_ai.response.finish_reasons"] == ["incomplete"]
+    inputs, given = (
+        json.loads(attributes[f"gen_ai.{side}.messages"]) for side in ("input", "output")
+    )
+    called = {"type": "tool_call", "id": "c1", "name": "f", "arguments": "{}"}
+    assert inputs == [
+        {"role": "system", "parts": [{"type": "text", "content": "Be brief."}]},
+        {"role": "user", "parts": [{"type": "text", "content": "What?"}]},
+        {"role": "assistant", "parts": [called]},
+        {"role": "tool", "parts": [{"type": "text", "content": "5"}]},
+    ]
+    assert given == [
+        {"role": "assistant", "parts": [{"type": "reasoning", "content": "Hm."}]},
+        {"role": "assistant", "parts": [{"type": "text", "content": "I look."}]},
+        {"role": "assistant", "parts": [called]},
+    ]
+    _, attributes, _ = traced({**line, "body": {"input": "Hi"}}, row, captures_content=True)
+    [shown] = json.loads(attributes["gen_ai.input.messages"])
+    assert shown == {"role": "user", "parts": [{"type": "text", "content": "Hi"}]}
+
+
 @pytest.mark.parametrize(
     ("response", "error", "expected"),
     [

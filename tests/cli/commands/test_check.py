@@ -15,7 +15,10 @@ from pyarrow import csv
 from tests.cli.api_rig import Shell
 from tidemill.cli.main import main
 
-CUT_OFF = "reached their token limit (finish reason `length`): raise max_tokens"
+CUT_OFF = (
+    "reached their token limit (finish reason `length`): raise max_tokens (max_output_tokens in"
+    " responses)"
+)
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
 
 

@@ -45,11 +45,11 @@ async def reply_to(url: str, body: dict[str, Any]) -> Reply:
 
 async def test_the_error_of_an_unknown_url_lists_every_endpoint() -> None:
     """vLLM's dialect prints this failure as a bare message."""
-    reply = await reply_to("/v1/edits", {"stream": True, "model": "other"})
+    reply = await reply_to("/v1/unknown", {"stream": True, "model": "other"})
     assert reply.status_code == 400
     assert reply.bare_message
     message = reply.body["error"]["message"]
-    assert "/v1/edits" in message
+    assert "/v1/unknown" in message
     assert "/v1/chat/completions, /v1/completions" in message
 
 

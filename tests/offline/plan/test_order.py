@@ -27,6 +27,13 @@ def index_of(bodies: Sequence[dict[str, Any] | None]) -> Iterator[LineIndex]:
         yield index
 
 
+def test_prompts_with_the_same_instructions_share_a_prefix() -> None:
+    """A response's instructions are rendered before its input."""
+    bodies = [{"input": text, "instructions": rules} for text in "ab" for rules in "xy"]
+    keys = [describe(body)[0] for body in bodies]
+    assert sorted(keys) == [keys[0], keys[2], keys[1], keys[3]]
+
+
 def chat(text: str, max_tokens: int | None = 64, **more: Any) -> dict[str, Any]:
     """Return the body of a chat."""
     body = {"model": "m", "messages": [{"role": "user", "content": text}], "temperature": 0}

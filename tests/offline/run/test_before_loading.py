@@ -103,12 +103,12 @@ def test_a_url_that_nothing_here_serves_is_refused(run: Any, write_input: Write,
     """The suggestions are URLs that are supported."""
     source = write_input(
         '{"custom_id":"a","url":"/v1/embedding","body":{"input":"x"}}',
-        '{"custom_id":"b","url":"/v1/edits","body":{"input":"x"}}',
+        '{"custom_id":"b","url":"/v1/response","body":{"input":"x"}}',
     )
     words = refused(run, "-i", source, "-o", out)
     offered = f"is not supported. Supported endpoints: {', '.join(ENDPOINTS)}."
     assert f"The URL /v1/embedding {offered} (line 1)" in words
-    assert f"The URL /v1/edits {offered} (line 2)" in words
+    assert f"The URL /v1/response {offered} (line 2)" in words
 
 
 @pytest.mark.parametrize(

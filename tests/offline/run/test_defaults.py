@@ -16,6 +16,9 @@ from tidemill.offline.console.errors import BadInput
 Write = Callable[..., Path]
 ALL = Defaults(temperature=0.5, max_tokens=9, system_prompt="Be brief.")
 FLAGS = ["--temperature", "0.5", "--max-tokens", "9", "--system-prompt", "Be brief."]
+RESPONSES = "/v1/responses"
+LIMITED = {"temperature": 0.5, "max_output_tokens": 9}
+BRIEFLY = {"temperature": 0.5, "instructions": "Be brief."}
 BRIEF = {"role": "system", "content": "Be brief."}
 
 
@@ -62,6 +65,14 @@ def bodies_of(run: Any) -> list[dict[str, Any]]:
         ("/v1/completions", {"prompt": "x"}, {"prompt": "x", "temperature": 0.5, "max_tokens": 9}),
         ("/v1/audio/transcriptions", {}, {"temperature": 0.5}),
         ("/v1/embeddings", {"input": "x"}, {"input": "x"}),
+        (
+            RESPONSES,
+            {"input": "x"},
+            {"input": "x", **LIMITED, **BRIEFLY},
+        ),
+        (RESPONSES, {"max_output_tokens": 1}, {**BRIEFLY, "max_output_tokens": 1}),
+        (RESPONSES, {"input": [BRIEF]}, {"input": [BRIEF], **LIMITED}),
+        (CHAT, {"input": "x"}, {"input": "x", "temperature": 0.5, "max_tokens": 9}),
         ("/v1/unknown", {"input": "x"}, {"input": "x"}),
     ],
 )

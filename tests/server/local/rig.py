@@ -25,6 +25,7 @@ from tidemill.server.app import make_app, make_context
 from tidemill.server.local.batch_routes import BatchRoutes
 from tidemill.server.local.dashboard_routes import DashboardRoutes
 from tidemill.server.local.file_routes import FileRoutes
+from tidemill.server.local.response_routes import ResponseRoutes
 from tidemill.server.local.runner import Runner
 from tidemill.server.local.store import Store, open_store
 from tidemill.server.local.upload_routes import UploadRoutes
@@ -159,17 +160,21 @@ async def serving(
     max_file_bytes = settings.pop("max_file_bytes", 2**30)
     with open_store(root) as store:
         runner = Runner(store, engine, {MODEL: MODEL}, retry_seconds=0.01, **settings)
+        context = make_context(engine, (MODEL,), ServerSettings(api_keys=api_keys))
+        responses = ResponseRoutes(context, store.responses)
         files, batches = FileRoutes(store, max_file_bytes), BatchRoutes(store, runner)
         routes = [
+            *responses.routes(),
             *files.routes(),
             *UploadRoutes(store, max_file_bytes).routes(),
             *batches.routes(),
             *DashboardRoutes(store, batches, files, [MODEL], has_keys=bool(api_keys)).routes(),
         ]
-        app = make_app(make_context(engine, (MODEL,), ServerSettings(api_keys=api_keys)), routes)
+        app = make_app(context, routes)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with (
             runner.running(),
+            responses.running(),
             httpx.AsyncClient(transport=transport, base_url="http://server") as client,
         ):
             yield Local(store, runner, engine, client, app)

@@ -1,0 +1,150 @@
+"""Requests for responses: the chats that answer them, and errors with the client's names."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.requests import check_request
+from tidemill.protocol.responses.request import ResponsesRequest
+from tidemill.protocol.routes import RESPONSES
+
+USER = {"role": "user", "content": "Hi"}
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "1"}
+TOOL = {"type": "function", "name": "f"}
+IMAGE = {"type": "input_image", "image_url": "https://example.com/a.png"}
+CHAT_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def reasoning(text: str) -> dict[str, Any]:
+    """Return an item of reasoning."""
+    return {"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]}
+
+
+def answer(text: str) -> dict[str, Any]:
+    """Return a message of the assistant."""
+    return {"role": "assistant", "content": [{"type": "output_text", "text": text}]}
+
+
+def parsed(**fields: Any) -> ResponsesRequest:
+    """Return a request."""
+    request = check_request(RESPONSES.name, {"input": "Hi", **fields}, None)
+    assert isinstance(request, ResponsesRequest)
+    return request
+
+
+def error_of(**fields: Any) -> RequestError:
+    """Return the error of a request."""
+    with pytest.raises(RequestError) as caught:
+        parsed(**fields)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("items", "turns"),
+    [
+        ([reasoning("a"), answer("b"), CALL], [{"reasoning": "a", "content": "b"}]),
+        ([reasoning("a"), CALL, answer("b")], [{"reasoning": "a", "content": "b"}]),
+        ([answer("a"), CALL, answer("b")], [{"content": "a\nb"}]),
+        ([reasoning("a"), reasoning("b"), CALL], [{"reasoning": "a\nb"}]),
+        ([reasoning("a"), CALL, reasoning("b")], [{"reasoning": "a\nb"}]),
+        (
+            [{"role": "assistant", "content": [IMAGE]}, CALL, answer("b")],
+            [
+                {
+                    "content": [
+                        {"type": "image_url", "image_url": {"url": IMAGE["image_url"]}},
+                        {"type": "text", "text": "b"},
+                    ]
+                }
+            ],
+        ),
+        ([answer("a"), answer("b"), CALL], [{"content": "a"}, {"content": "b"}]),
+    ],
+)
+def test_items_before_an_output_are_one_turn(
+    items: list[dict[str, Any]], turns: list[dict[str, Any]]
+) -> None:
+    """An output follows the turn with its call, wherever text and reasoning are."""
+    user, *shown, output = parsed(input=[USER, *items, OUTPUT])._messages.messages
+    assert (user["role"], output) == ("user", {"role": "tool", "tool_call_id": "c", "content": "1"})
+    assert shown.pop() == {"role": "assistant", "tool_calls": [CHAT_CALL], **turns.pop()}
+    assert shown == [{"role": "assistant", **turn} for turn in turns]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "param"),
+    [
+        ({"a": 1}, "metadata.a"),
+        ({"a": {"b": "c"}}, "metadata.a"),
+        ({"a": "b" * 513}, "metadata.a"),
+        ({"a" * 65: "b"}, f"metadata.{'a' * 65}"),
+        ({str(number): "b" for number in range(17)}, "metadata"),
+    ],
+)
+def test_metadata_has_the_limits_of_openais(metadata: dict[str, Any], param: str) -> None:
+    """A response repeats it, so it is neither large nor nested."""
+    assert error_of(metadata=metadata).param == param
+    assert parsed(metadata={"a" * 64: "b" * 512}).metadata == {"a" * 64: "b" * 512}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"tools": [{**TOOL, "x": math.nan}]}, "tools", "NaN"),
+        ({"text": {"format": {"type": "text", "x": math.inf}}}, "text.format", "infinity"),
+        ({"service_tier": "gold"}, "service_tier", "must be 'auto'"),
+        ({"questions": []}, "questions", "is not supported"),
+        ({"tools": [{"type": "custom", "name": "f"}]}, "tools.0.type", "other tools are not"),
+        (
+            {
+                "tools": [TOOL],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"type": "function", "name": "g"}],
+                },
+            },
+            "tool_choice.tools.0.name",
+            "got 'g'",
+        ),
+        ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice", '{"type": "function", "name": …}'),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
+            "input.0.content.0.file_id",
+            "send an `image_url`",
+        ),
+        ({"input": [USER, {"type": "item_reference", "id": "x"}]}, "input.1.type", "send the item"),
+    ],
+)
+def test_an_error_has_the_names_and_the_forms_of_responses(
+    fields: dict[str, Any], param: str, message: str
+) -> None:
+    """Advice can be followed: it has no form of chats."""
+    error = error_of(**fields)
+    assert error.param == param
+    assert message in error.message
+
+
+def test_parts_of_joined_items_have_their_own_places() -> None:
+    """Errors of the chat, and images, are reported at the client's items."""
+    output = {**OUTPUT, "output": [IMAGE]}
+    request = parsed(input=[USER, reasoning("a"), answer("b"), CALL, output, USER])
+    places = {
+        "messages.0.content": "input.0.content",
+        "messages.1.content.3.text": "input.2.content.3.text",
+        "messages.1.tool_calls.0.function.arguments": "input.3.arguments",
+        "messages.2.content.0.image_url": "input.4.output.0.image_url",
+        "messages.3.content": "input.5.content",
+        "messages": "input",
+    }
+    for chat, own in places.items():
+        with pytest.raises(RequestError) as caught, request.own_names():
+            raise RequestError(f"`{chat}` is wrong.", param=chat)
+        assert (caught.value.param, caught.value.message) == (own, f"`{own}` is wrong.")
+    assert request.images() == [("input.4.output.0", IMAGE["image_url"])]
+    assert parsed(input=[{"role": "user", "content": "x" * 9}]).images() == []
