@@ -91,32 +91,51 @@ def learn_threshold(
     messages of a run that died. A batch whose gold answers cannot be read fails.
     """
     batch = aws.run(deployment.table.get_batch(batch_id))
-    if batch is None or not _is_due(batch):
-        return
-    lock = BatchLock(aws, deployment, batch, time_left, now)
-    if not lock.acquire():
-        logger.info("another run has the batch", batch_id=batch_id)
+    if batch is None:
         return
     is_left = False
+    if _is_due(batch):
+        lock = BatchLock(aws, deployment, batch, time_left, now)
+        if not lock.acquire():
+            logger.info("another run has the batch", batch_id=batch_id)
+            return
+        try:
+            is_left = _learn_if_due(lock)
+        finally:
+            lock.release()
+        batch = lock.batch
+    # Released first: the receivers of the messages must find the lock free.
+    if _must_end(batch, now()):
+        # The messages that it got while a run had the lock are gone.
+        _advance(aws, deployment, batch)
+    elif is_left:
+        aws.run(deployment.intake.send(threshold_message(batch_id), group=batch.tenant))
+
+
+def _learn_if_due(lock: BatchLock) -> bool:
+    """Learn the threshold if that is due; return whether another run has to continue."""
     try:
         if _is_due(lock.batch) and _are_decided(lock):
             _learn(lock)
     except Requeue:
-        is_left = True
+        return True
     except LockLost as exc:
-        logger.info("threshold not learnt", batch_id=batch_id, reason=str(exc))
+        logger.info("threshold not learnt", batch_id=lock.batch.id, reason=str(exc))
     except (NotThere, ObjectChanged) as exc:
         _fail(lock, ObjectChanged.code, _INPUT_CHANGED, reason=str(exc))
     except ProtocolError as exc:  # of an earlier version's recipe, or of the table
         _fail(lock, exc.code, str(exc), reason=str(exc))
-    finally:
-        lock.release()
-    # Released first: the receivers of the messages must find the lock free.
-    if lock.batch.status is not Status.IN_PROGRESS or lock.batch.expires_at <= now():
-        # Those that it got while this run had the lock are gone.
-        aws.run(deployment.control.send(advance_message(batch_id), group=batch.tenant))
-    elif is_left:
-        aws.run(deployment.intake.send(threshold_message(batch_id), group=batch.tenant))
+    return False
+
+
+def _must_end(batch: Batch, now: float) -> bool:
+    """Return whether a batch is finishing, or its window has ended."""
+    is_running = batch.status is Status.IN_PROGRESS and batch.expires_at > now
+    return not (is_running or batch.is_terminal)
+
+
+def _advance(aws: Aws, deployment: Deployment, batch: Batch) -> None:
+    aws.run(deployment.control.send(advance_message(batch.id), group=batch.tenant))
 
 
 def _is_due(batch: Batch) -> bool:
@@ -160,7 +179,7 @@ def _send_shards(lock: BatchLock) -> None:
         sending = queue.send_shards(batch.id, numbers, group=batch.tenant, is_escalated=True)
         aws.run(sending)
     if progress.to_close(batch):
-        aws.run(deployment.control.send(advance_message(batch.id), group=batch.tenant))
+        _advance(aws, deployment, batch)
 
 
 def _load(lock: BatchLock) -> _Work:
@@ -279,7 +298,7 @@ def _read_answers(lock: BatchLock, work: _Work, recipe: Recipe) -> dict[int, Gol
     if work.num_reads == _MAX_READS:
         raise TableError(_TOO_LONG)
     work.num_reads += 1
-    with open_object(lock.aws, lock.batch.input) as file:
+    with open_object(lock.aws, lock.batch.input, lock.check_active) as file:
         answers = gold_answers_of(open_table(file), recipe.calibration, recipe.questions)
         return _some(answers, lambda: _look(lock))
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial, reduce
+from itertools import count
 from operator import add
 from typing import Any
 
@@ -125,14 +126,14 @@ NUM_CALLS = 80
 
 def count_while_another_run_learns(rig: Rig, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     """Learn the threshold in a run whose lock lapses before it counts the rows of a shard."""
-    count, were_overtaken = threshold._count, []
+    count_rows, were_overtaken = threshold._count, []
 
     def overtaken(*args: Any) -> None:
         if not were_overtaken:
             were_overtaken.append(True)
             change(rig, work, turn_until=0)
             learn_threshold(rig.aws, rig.deployment, work.id, plenty)
-        count(*args)
+        count_rows(*args)
 
     with monkeypatch.context() as patch:
         patch.setattr(threshold, "_count", overtaken)
@@ -258,11 +259,15 @@ async def test_a_run_continues_the_work_of_those_before_it(
     monkeypatch.setattr(threshold, "_NUM_AT_ONCE", 1)
     opened: list[Source] = []
 
-    def open_table_of(aws: Aws, source: Source) -> io.BufferedReader:
+    def open_table_of(aws: Aws, source: Source, check: Callable[[], None]) -> io.BufferedReader:
         opened.append(source)
-        return open_object(aws, source)
+        file, until = open_object(aws, source, check), work.batch.turn_until
+        assert file.read(1)
+        assert work.batch.turn_until > until  # reading a long table renews the lock
+        return file
 
     monkeypatch.setattr(threshold, "open_object", open_table_of)
+    clock = map(float, count(int(time.time()), 6)).__next__
     lock = rig.deployment.table.acquire_lock(work.id, "other", now=0, until=time.time() + 60)
     assert rig.run(lock).is_acquired
     learn_threshold(rig.aws, rig.deployment, work.id, plenty)
@@ -270,7 +275,7 @@ async def test_a_run_continues_the_work_of_those_before_it(
     rig.run(rig.deployment.table.release_lock(work.id, "other"))
     for _ in range(5):  # both shards and the end of their list, twice
         times = iter([100.0, 0.0])
-        learn_threshold(rig.aws, rig.deployment, work.id, times.__next__)
+        learn_threshold(rig.aws, rig.deployment, work.id, times.__next__, now=clock)
         assert rig.messages(rig.deployment.intake) == [threshold_message(work.id)]
         assert work.batch.awaits_threshold
     learn_threshold(rig.aws, rig.deployment, work.id, iter([100.0]).__next__)
@@ -331,7 +336,8 @@ async def test_a_batch_that_ends_before_keeps_the_first_models_answers(
 
     learn_threshold(rig.aws, rig.deployment, work.id, cancel)
     assert rig.messages() == [{"kind": "advance", "batch_id": work.id}]
-    handle_message(rig.aws, rig.deployment, message, plenty)
+    handle_message(rig.aws, rig.deployment, message, plenty)  # as after the death of a run
+    assert rig.messages() == [{"kind": "advance", "batch_id": work.id}]
     assert work.batch.awaits_threshold
     finalize(rig.aws, rig.deployment, work.batch, plenty)
     ended = rig.run(describe_batch(rig.deployment, work.batch, time.time())).tidemill
