@@ -343,7 +343,8 @@ def _tidemill_object(
 
 
 def _escalation_fields(batch: Batch, done: Progress) -> dict[str, Any]:
-    """Return the fields about a second model; while its threshold is unknown, it has no rows."""
+    """Return the fields about a second model; before its threshold is learnt, it has no rows."""
+    may_learn = batch.awaits_threshold and not batch.is_terminal
     found, learnt = batch.escalation, None
     if found is not None and found.learnt is not None:
         learnt = ThresholdObject(
@@ -354,7 +355,7 @@ def _escalation_fields(batch: Batch, done: Progress) -> dict[str, Any]:
         )
     return {
         "escalate": None if found is None else found.name,
-        "escalated_rows": 0 if batch.awaits_threshold else done.escalated,
+        "escalated_rows": 0 if may_learn else done.escalated,
         "escalation_failed_rows": done.escalation_failed,
         "escalate_below": None if found is None else found.threshold,
         "learnt_threshold": learnt,

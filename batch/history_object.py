@@ -10,7 +10,7 @@ from .progress import HistoryBucket
 
 
 class HistoryObject(BaseModel):
-    """Rows, tokens and audio by time; periods without a row are left out."""
+    """Rows, tokens and audio by time; periods without progress are left out."""
 
     object: Literal["list"] = "list"
     data: list[HistoryBucket]

@@ -246,7 +246,7 @@ def fill_key(batch_id: str, shard: int, fence: int) -> str:
 
 
 def kept_drafts_key(batch_id: str, shard: int, fence: int) -> str:
-    """Return the key of the drafts that became rows, with the reason; it is not listed either."""
+    """Return the key of drafts that became rows; like that of `fill_key`, it is not a part."""
     return f"{shard_prefix(batch_id, shard)}kept-{fence:06}"
 
 

@@ -22,8 +22,9 @@ class Progress:
     among the completed ones and cost no tokens or time. The rates are recent ones, of generated
     tokens unless named otherwise; a sum adds them up.
     `truncated` rows are completed ones whose answer reached its token limit. `escalated` rows are
-    left to a second model, or answered by it; its GPU time is part of `gpu_seconds`. Those of which
-    `escalation_failed` have the first model's answer, because the second one gave none.
+    left to a second model, or answered by it; its GPU time is part of `gpu_seconds`.
+    `escalation_failed` rows are escalated ones that keep the first model's answer because the
+    second model failed.
     The first row that a model answered began at `first_row_at` and the last one ended at
     `last_row_at` (Unix seconds, zero without one); a sum contains the earliest and the latest.
     """

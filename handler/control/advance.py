@@ -115,20 +115,25 @@ def _progress(
         return _wind_up(aws, deployment, batch, Status.EXPIRED, int(now()), *errors)
     if (spent := _cost_error(aws, deployment, batch, now())) is not None:
         return _wind_up(aws, deployment, batch, Status.EXPIRED, int(now()), spent)
-    if is_rung and batch.awaits_threshold:
-        aws.run(_request_threshold(deployment, batch))
-    if is_rung:
-        close_settled(aws, deployment, batch, time_left, now)
-    else:
+    if not is_rung:
         enqueue_shards(aws, deployment, batch, time_left)
+    elif not aws.run(_requests_threshold(deployment, batch)):
+        close_settled(aws, deployment, batch, time_left, now)
     return batch
 
 
-def _request_threshold(deployment: Deployment, batch: Batch) -> Operation[None]:
-    """Send the message that requests a batch's threshold, once all its rows are decided."""
+def _requests_threshold(deployment: Deployment, batch: Batch) -> Operation[bool]:
+    """Request a batch's threshold once all its rows are decided; return whether that is so.
+
+    Its settled shards are closed afterwards, when more drafts may be final.
+    """
+    if not batch.awaits_threshold:
+        return False
     progress = yield from deployment.table.get_shard_progress(batch)
-    if progress.are_decided(batch.shards_left):
-        yield from deployment.intake.send(threshold_message(batch.id), group=batch.tenant)
+    if not progress.are_decided(batch.shards_left):
+        return False
+    yield from deployment.intake.send(threshold_message(batch.id), group=batch.tenant)
+    return True
 
 
 def _cost_error(aws: Aws, deployment: Deployment, batch: Batch, now: float) -> BatchError | None:

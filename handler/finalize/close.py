@@ -9,7 +9,7 @@ cancelled or has failed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -30,11 +30,12 @@ from tidemill.batch.parts import (
     encode_part,
     row_not_run,
 )
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.shard_cascade import ShardCascade
 from tidemill.batch.states import Status
 
 from ..aws.objects.stream import LineStream, ObjectStream
-from ..aws.queues import advance_message
+from ..aws.queues import advance_message, shard_message
 from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..errors import ConditionFailed, LeaseLost, NotThere, ObjectChanged
@@ -168,40 +169,86 @@ def _close(
     except ConditionFailed as exc:
         return exc.item is not None and exc.item["status"] == ShardStatus.DONE
     index = _index_parts(aws, deployment, mine)
-    drafts = None if batch.escalation is None else _add_drafts(aws, deployment, batch, mine, index)
-    progress = index.progress(drafts)
+    drafts, kept = _read_drafts(aws, deployment, batch, mine, index)
+    try:
+        if _may_still_run(batch, mine) and len(index) < mine.num_rows:
+            _give_back(aws, deployment, batch, mine, num_left=mine.num_rows - len(index))
+        else:
+            _add(aws, deployment, kept_drafts_key(batch.id, mine.number, mine.fence), kept, index)
+            _seal(aws, deployment, batch, mine, index, durable=index.progress(drafts))
+    except LeaseLost:
+        return False
+    return True
+
+
+def _may_still_run(batch: Batch, shard: Shard) -> bool:
+    """Return whether the second model may answer the lines of a shard that have no row."""
+    is_running = batch.status is Status.IN_PROGRESS
+    return is_running and shard.is_escalated and shard.abandoned is None
+
+
+def _give_back(
+    aws: Aws, deployment: Deployment, batch: Batch, shard: Shard, *, num_left: int
+) -> None:
+    """Leave the rows that are missing after all to the second model; raises LeaseLost."""
+    logger.error("rows missing", batch_id=batch.id, shard=shard.number, num_rows=num_left)
+    aws.run(
+        deployment.table.release(
+            shard,
+            progress=replace(shard.progress, escalated=num_left),
+            suspects=shard.suspects,
+            quarantined=shard.quarantined,
+            attempts=shard.attempts - 1,
+        )
+    )
+    queue = deployment.work.get(batch.model_of(is_escalated=True))
+    if queue is not None:
+        message = shard_message(batch.id, shard.number, is_escalated=True)
+        aws.run(queue.send(message, group=batch.tenant))
+
+
+def _seal(
+    aws: Aws,
+    deployment: Deployment,
+    batch: Batch,
+    mine: Shard,
+    index: PartIndex,
+    *,
+    durable: Progress,
+) -> None:
+    """Fill, seal and commit a claimed shard; raises LeaseLost."""
     mine, num_failures = _fill(aws, deployment, batch, mine, index)
     seal = index.seal()
     aws.run(deployment.bucket.put_segments(mine, seal))
+    is_whole = durable.num_rows + num_failures == mine.num_rows
+    expected = mine.expected if is_whole else mine.progress.expected
     final = replace(
-        progress,
-        failed=progress.failed + num_failures,
+        durable,
+        failed=durable.failed + num_failures,
         gpu_seconds=mine.progress.gpu_seconds,
         escalated_gpu_seconds=mine.progress.escalated_gpu_seconds,
+        expected_input_tokens=expected.input,
+        expected_output_tokens=expected.output,
         first_row_at=mine.progress.first_row_at,
         last_row_at=mine.progress.last_row_at,
     )
-    try:
-        aws.run(
-            table.commit(
-                mine,
-                progress=final,
-                output_sizes=[segment.num_bytes for segment in seal.output],
-                error_sizes=[segment.num_bytes for segment in seal.errors],
-            )
+    aws.run(
+        deployment.table.commit(
+            mine,
+            progress=final,
+            output_sizes=[segment.num_bytes for segment in seal.output],
+            error_sizes=[segment.num_bytes for segment in seal.errors],
         )
-    except LeaseLost:
-        return False
+    )
     emit(figures_of(final.since(mine.progress)), model=batch.model, batch_id=batch.id)
     logger.info(
         "shard closed",
         batch_id=batch.id,
-        shard=shard.number,
+        shard=mine.number,
         fence=mine.fence,
-        kept_lines=progress.num_rows,
-        filled_lines=len(index) - progress.num_rows,
+        kept_lines=durable.num_rows,
+        filled_lines=len(index) - durable.num_rows,
     )
-    return True
 
 
 def _index_parts(
@@ -217,14 +264,16 @@ def _index_parts(
     )
 
 
-def _add_drafts(
+def _read_drafts(
     aws: Aws, deployment: Deployment, batch: Batch, shard: Shard, index: PartIndex
-) -> PartIndex:
-    """Add the first model's rows of the lines without a row, and return the index of the drafts.
+) -> tuple[PartIndex, list[FinishedRow]]:
+    """Add the drafts of which the first model is sure; return the index of the others.
 
-    Drafts of which the model is sure are rows. The others have the reason why they were not
-    escalated, and are rewritten for that.
+    The second item has the rows of those whose line has no row, with the reason why they were not
+    escalated.
     """
+    if batch.escalation is None:
+        return PartIndex(), []
     drafts = _index_parts(aws, deployment, shard, are_drafts=True)
     cascade, reason = ShardCascade(batch, shard), _reason_of_draft(batch, shard)
     sure: set[int] = set()
@@ -239,12 +288,17 @@ def _add_drafts(
         ]
     accepted, unsure = drafts.split(sure)
     index.merge(accepted)
-    if kept:
-        key = kept_drafts_key(batch.id, shard.number, shard.fence)
-        rows = encode_part(kept)
-        aws.run(deployment.bucket.put(key, rows))
-        index.add(key, decode_index(rows))
-    return unsure
+    return unsure, kept
+
+
+def _add(
+    aws: Aws, deployment: Deployment, key: str, rows: Sequence[FinishedRow], index: PartIndex
+) -> None:
+    """Write rows, if there are any, as an object that is not listed as a part."""
+    if rows:
+        part = encode_part(rows)
+        aws.run(deployment.bucket.put(key, part))
+        index.add(key, decode_index(part))
 
 
 def _reason_of_draft(batch: Batch, shard: Shard) -> dict[str, str]:
@@ -254,9 +308,10 @@ def _reason_of_draft(batch: Batch, shard: Shard) -> dict[str, str]:
     if batch.status is Status.CANCELLING:
         return {
             "code": "batch_cancelled",
-            "message": "The batch was cancelled before this line ran.",
+            "message": "The batch was cancelled before the second model ran this line.",
         }
-    return {"code": "batch_failed", "message": "The batch failed before this line ran."}
+    message = "The batch failed before the second model ran this line."
+    return {"code": "batch_failed", "message": message}
 
 
 def _fill(
@@ -282,9 +337,7 @@ def _fill(
             aws.run(abandon(deployment, batch.id, shard.number, _UNREADABLE, model=batch.model))
             return replace(shard, abandoned=_UNREADABLE), 0
     key = fill_key(batch.id, shard.number, shard.fence)
-    part = encode_part(row for row, _ in filled)
-    aws.run(deployment.bucket.put(key, part))
-    index.add(key, decode_index(part))
+    _add(aws, deployment, key, [row for row, _ in filled], index)
     return shard, sum(is_failure for _, is_failure in filled)
 
 

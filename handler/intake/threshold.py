@@ -26,11 +26,14 @@ from tidemill.batch.file.decided_row import DecidedRow
 from tidemill.batch.model import Batch, BatchError, Shard
 from tidemill.batch.object_keys import threshold_key
 from tidemill.batch.parts import PartIndex
+from tidemill.batch.progress import HistoryBucket, history_bucket
 from tidemill.batch.shard_cascade import ShardCascade
 from tidemill.batch.states import Status
+from tidemill.batch.table.errors import TableError
 from tidemill.batch.table.gold_rows import Gold, gold_answers_of, gold_row_of
 from tidemill.batch.table.reader import open_table
-from tidemill.batch.table.recipe import parse_recipe
+from tidemill.batch.table.recipe import Recipe, parse_recipe
+from tidemill.protocol.errors import ProtocolError
 
 from ..aws.items import dump
 from ..aws.objects.object_file import open_object
@@ -46,14 +49,26 @@ T = TypeVar("T")
 _NUM_THREADS = 8
 _NUM_AT_ONCE = 2 * _NUM_THREADS
 _LOOK_EVERY_ROWS = 1000
+# The first run may have begun shortly before its deadline.
+_MAX_READS = 2
+_INPUT_CHANGED = "The input was deleted or changed during the run."
+_TOO_LONG = (
+    "Reading the known answers of the table takes too long: "
+    "use a smaller table, or pass `escalate_below` instead of `target_accuracy`."
+)
 MAX_GOLD_ROWS = 100_000
-"""Gold rows that are read; of more, evenly spaced ones are."""
+"""Number of gold rows that are enough: of twice as many, evenly spaced ones are retained."""
 
 
 @dataclass(slots=True)
 class _Work:
-    """Work so far: gold rows of the shards before `first`; once `learnt`, those are counted."""
+    """Work so far: gold rows of the shards before `first`; once `learnt`, those are counted.
 
+    `answers` are the gold answers by line, None until one of `num_reads` has reached their end.
+    """
+
+    num_reads: int = 0
+    answers: dict[int, Gold] | None = None
     first: int | None = 0
     gold: list[GoldRow] = field(default_factory=list)
     learnt: Threshold | None = None
@@ -73,29 +88,54 @@ def learn_threshold(
     """Learn the threshold of a batch if that is due, and send its shards to the second model.
 
     Idempotent: the answers are final, so that every run learns the same. The reaper resends the
-    messages of a run that died. A batch whose table was replaced since fails.
+    messages of a run that died. A batch whose gold answers cannot be read fails.
     """
     batch = aws.run(deployment.table.get_batch(batch_id))
-    if batch is None or not _is_due(batch):
-        return
-    lock = BatchLock(aws, deployment, batch, time_left, now)
-    if not lock.acquire():
-        logger.info("another run has the batch", batch_id=batch_id)
+    if batch is None:
         return
     is_left = False
+    if _is_due(batch):
+        lock = BatchLock(aws, deployment, batch, time_left, now)
+        if not lock.acquire():
+            logger.info("another run has the batch", batch_id=batch_id)
+            return
+        try:
+            is_left = _learn_if_due(lock)
+        finally:
+            lock.release()
+        batch = lock.batch
+    # Released first: the receivers of the messages must find the lock free.
+    if _must_end(batch, now()):
+        # The messages that it got while a run had the lock are gone.
+        _advance(aws, deployment, batch)
+    elif is_left:
+        aws.run(deployment.intake.send(threshold_message(batch_id), group=batch.tenant))
+
+
+def _learn_if_due(lock: BatchLock) -> bool:
+    """Learn the threshold if that is due; return whether another run has to continue."""
     try:
         if _is_due(lock.batch) and _are_decided(lock):
             _learn(lock)
     except Requeue:
-        is_left = True
+        return True
     except LockLost as exc:
-        logger.info("threshold not learnt", batch_id=batch_id, reason=str(exc))
+        logger.info("threshold not learnt", batch_id=lock.batch.id, reason=str(exc))
     except (NotThere, ObjectChanged) as exc:
-        _fail(aws, deployment, batch, str(exc))
-    finally:
-        lock.release()
-    if is_left:
-        aws.run(deployment.intake.send(threshold_message(batch_id), group=batch.tenant))
+        _fail(lock, ObjectChanged.code, _INPUT_CHANGED, reason=str(exc))
+    except ProtocolError as exc:  # of an earlier version's recipe, or of the table
+        _fail(lock, exc.code, str(exc), reason=str(exc))
+    return False
+
+
+def _must_end(batch: Batch, now: float) -> bool:
+    """Return whether a batch is finishing, or its window has ended."""
+    is_running = batch.status is Status.IN_PROGRESS and batch.expires_at > now
+    return not (is_running or batch.is_terminal)
+
+
+def _advance(aws: Aws, deployment: Deployment, batch: Batch) -> None:
+    aws.run(deployment.control.send(advance_message(batch.id), group=batch.tenant))
 
 
 def _is_due(batch: Batch) -> bool:
@@ -116,10 +156,10 @@ def _learn(lock: BatchLock) -> None:
     try:
         if work.learnt is None:
             _read_gold_rows(lock, work)
-            work.learnt, work.gold, work.first = find_threshold(work.gold, found.target), [], 0
+            work = _Work(learnt=find_threshold(work.gold, found.target))
         learnt = replace(lock.batch, escalation=replace(found, learnt=work.learnt))
         for shards in _shards(lock, work):
-            _in_threads(lambda shard: _count(aws, deployment, learnt, shard), shards)
+            _in_threads(lambda shard: _count(lock, learnt, shard), shards)
     except Requeue:
         aws.run(deployment.bucket.put(threshold_key(lock.batch.id), _WORK.dump_json(work)))
         raise
@@ -134,11 +174,12 @@ def _send_shards(lock: BatchLock) -> None:
     progress = aws.run(deployment.table.get_shard_progress(batch))
     queue = deployment.work.get(batch.model_of(is_escalated=True))
     if queue is not None:
-        numbers = [shard.number for shard in progress.live if shard.has_escalated_rows]
+        waiting = (shard for shard in progress.live if shard.has_escalated_rows)
+        numbers = [shard.number for shard in waiting if not shard.is_given_up]
         sending = queue.send_shards(batch.id, numbers, group=batch.tenant, is_escalated=True)
         aws.run(sending)
     if progress.to_close(batch):
-        aws.run(deployment.control.send(advance_message(batch.id), group=batch.tenant))
+        _advance(aws, deployment, batch)
 
 
 def _load(lock: BatchLock) -> _Work:
@@ -173,8 +214,9 @@ def _in_threads(do: Callable[[Shard], T], shards: Sequence[Shard]) -> list[T]:
         return list(pool.map(do, shards))
 
 
-def _count(aws: Aws, deployment: Deployment, batch: Batch, shard: Shard) -> None:
+def _count(lock: BatchLock, batch: Batch, shard: Shard) -> None:
     """Record how many rows of a shard the second model decides; the others are final."""
+    aws, deployment = lock.aws, lock.deployment
     if not shard.is_escalated:
         return
     index = _index(aws, deployment, shard)
@@ -194,7 +236,10 @@ def _count(aws: Aws, deployment: Deployment, batch: Batch, shard: Shard) -> None
         escalated=shard.num_rows - len(index),
     )
     if aws.run(deployment.table.count_escalated(shard, progress)):
-        emit(figures_of(progress.since(shard.progress)), model=batch.model, batch_id=batch.id)
+        gained = progress.since(shard.progress)
+        emit(figures_of(gained), model=batch.model, batch_id=batch.id)
+        bucket = HistoryBucket.of(*history_bucket(batch, lock.now()), gained)
+        aws.run(deployment.ledger.add_history(batch, bucket))
 
 
 def _index(
@@ -210,21 +255,21 @@ def _index(
     )
 
 
-def _fail(aws: Aws, deployment: Deployment, batch: Batch, reason: str) -> None:
-    """Fail a batch whose table no longer exists; it keeps the first model's answers."""
-    logger.error("input changed", batch_id=batch.id, reason=reason)
-    error = BatchError(ObjectChanged.code, "The input was deleted or changed during the run.")
-    aws.run(
-        deployment.table.move_batch(
+def _fail(lock: BatchLock, code: str, message: str, *, reason: str) -> None:
+    """Fail a batch whose threshold cannot be learnt; it keeps the first model's answers."""
+    batch = lock.batch
+    logger.error("threshold cannot be learnt", batch_id=batch.id, code=code, reason=reason)
+    error = BatchError(code, message)
+    lock.aws.run(
+        lock.deployment.table.move_batch(
             batch.id,
             Status.FINALIZING,
-            int(time.time()),
+            int(lock.now()),
             outcome=str(Status.FAILED),
             errors=[dump(one) for one in (*batch.errors, error)],
             num_errors=batch.num_errors + 1,
         )
     )
-    aws.run(deployment.control.send(advance_message(batch.id), group=batch.tenant))
 
 
 def _read_gold_rows(lock: BatchLock, work: _Work) -> None:
@@ -233,10 +278,10 @@ def _read_gold_rows(lock: BatchLock, work: _Work) -> None:
     assert batch.conversion is not None
     assert batch.conversion.recipe is not None
     recipe = parse_recipe(json.loads(batch.conversion.recipe), may_escalate=True)
-    plan, questions = recipe.calibration, recipe.questions
-    assert plan is not None
-    with open_object(aws, batch.input) as file:
-        gold = _some(gold_answers_of(open_table(file), plan, questions), lambda: _look(lock))
+    questions = recipe.questions
+    if work.answers is None:
+        work.answers = _read_answers(lock, work, recipe)
+    gold = work.answers
 
     def rows_of(shard: Shard) -> list[GoldRow]:
         drafts = _drafts(aws, deployment, gold, shard)
@@ -245,6 +290,17 @@ def _read_gold_rows(lock: BatchLock, work: _Work) -> None:
     for shards in _shards(lock, work):
         for rows in _in_threads(rows_of, shards):
             work.gold += rows
+
+
+def _read_answers(lock: BatchLock, work: _Work, recipe: Recipe) -> dict[int, Gold]:
+    """Return the gold answers by line; raises TableError if runs before had no time for that."""
+    assert recipe.calibration is not None
+    if work.num_reads == _MAX_READS:
+        raise TableError(_TOO_LONG)
+    work.num_reads += 1
+    with open_object(lock.aws, lock.batch.input, lock.check_active) as file:
+        answers = gold_answers_of(open_table(file), recipe.calibration, recipe.questions)
+        return _some(answers, lambda: _look(lock))
 
 
 def _some(answers: Iterable[Gold], look: Callable[[], None]) -> dict[int, Gold]:

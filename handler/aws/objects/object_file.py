@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tidemill.batch.model import Source
@@ -16,19 +17,22 @@ if TYPE_CHECKING:
 _BUFFER_BYTES = 2**22
 
 
-def open_object(aws: Aws, source: Source) -> io.BufferedReader:
-    """Return an object as an open file.
+def open_object(
+    aws: Aws, source: Source, check: Callable[[], None] = lambda: None
+) -> io.BufferedReader:
+    """Return an object as an open file, with a check before each request.
 
     Reads raise ObjectChanged or NotThere if the pinned object was replaced or deleted.
     """
-    return io.BufferedReader(_ObjectFile(aws, source), _BUFFER_BYTES)
+    return io.BufferedReader(_ObjectFile(aws, source, check), _BUFFER_BYTES)
 
 
 class _ObjectFile(io.RawIOBase):
-    def __init__(self, aws: Aws, source: Source) -> None:
+    def __init__(self, aws: Aws, source: Source, check: Callable[[], None]) -> None:
         super().__init__()
         self._aws = aws
         self._source = source
+        self._check = check
         self._position = 0
 
     def readable(self) -> bool:
@@ -44,6 +48,7 @@ class _ObjectFile(io.RawIOBase):
 
     def readinto(self, buffer: Buffer, /) -> int:
         view = memoryview(buffer).cast("B")
+        self._check()
         end = min(self._position + len(view), self._source.num_bytes)
         data = self._aws.run(read_range(self._source, self._position, end))
         view[: len(data)] = data

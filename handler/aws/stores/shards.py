@@ -218,11 +218,16 @@ class ShardStore(LiveStore):
                 raise LeaseLost(f"shard {shard.number} of {shard.batch_id}") from exc
 
     def count_escalated(self, shard: Shard, progress: Progress) -> Operation[bool]:
-        """Record the progress of a shard that waits for the second model; False if that has it."""
-        _, live = yield from self._read(shard.batch_id, shard.number)
-        if live is None or live.get("owner") is not None:
+        """Record the progress of a listed shard that waits for the second model.
+
+        Returns False if a worker holds it or its state has changed.
+        """
+        current, live = yield from self._read(shard.batch_id, shard.number)
+        if current is None or live is None or current.owner is not None:
             return False
-        counted = live_fields(replace(shard, progress=progress))["state"]
+        if _version(current) != _version(shard):
+            return False
+        counted = live_fields(replace(current, progress=progress))["state"]
         try:
             yield from self.update(
                 live_key(shard.batch_id, shard.number),
@@ -350,6 +355,11 @@ def _shard_key_of(batch_id: str, number: int) -> dict[str, object]:
 
 def _shard_name(number: int) -> str:
     return f"{_SHARD}{number:07}"
+
+
+def _version(shard: Shard) -> tuple[int, int, Progress]:
+    """Return the fields that show whether a shard has changed since it was listed."""
+    return shard.fence, shard.attempts, shard.progress
 
 
 def _planned(shard: Shard) -> dict[str, object]:

@@ -126,7 +126,7 @@ class Table(ShardStore):
         return MoveResult(batch, batch is not None and batch.status is status)
 
     def change_batch(
-        self, batch_id: str, expected: Status, **changes: object
+        self, batch_id: str, expected: Status, /, **changes: object
     ) -> Operation[Batch | None]:
         """Set fields of a batch if it has the expected status; otherwise return None."""
         batch, is_set = yield from self._set_if(

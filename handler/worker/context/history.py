@@ -29,7 +29,7 @@ class History:
 
     def add(self, batch: Batch, gained: Progress, now: float) -> None:
         """Add progress that this worker has written to the table."""
-        if gained.num_rows == 0:
+        if gained.num_rows + gained.escalated == 0:
             return
         start, seconds = history_bucket(batch, now)
         known = self._gains.get((batch.id, start), Gains(batch, start, seconds, Progress()))

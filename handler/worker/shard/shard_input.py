@@ -69,9 +69,10 @@ class ShardInput:
         failed = {row.line: row for row in rows if row.line in drafts and cascade.replaces(row)}
         bucket = self._context.deployment.bucket
         for key, places in drafts.places(failed).items() if failed else ():
-            part = await self._retry(partial(bucket.get, key))
+            start, end = min(each.start for each in places), max(each.end for each in places)
+            part = await self._retry(partial(bucket.get_range, key, start, end))
             for place in places:
-                draft = part[place.start : place.end]
+                draft = part[place.start - start : place.end - start]
                 failed[place.line] = cascade.with_draft(failed[place.line], draft)
         return [failed.get(row.line, row) for row in rows]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -31,6 +32,7 @@ class ShardParts:
         self._lease = lease
         self._labels = labels
         self._numbers = count()
+        self._num_lost = 0
 
     @property
     def escalated(self) -> frozenset[int]:
@@ -39,8 +41,12 @@ class ShardParts:
 
     @property
     def progress(self) -> Progress:
-        """Return the counts of the durable rows and drafts."""
-        return self.rows.progress(self.drafts)
+        """Return the counts of the durable rows and drafts.
+
+        A line of an escalated shard without a readable draft is left to the second model, too.
+        """
+        counts = self.rows.progress(self.drafts)
+        return replace(counts, escalated=counts.escalated + self._num_lost)
 
     async def read(self, source: ShardInput, cascade: ShardCascade) -> None:
         """Read the rows and drafts of earlier runs; drafts that are sure by now become rows."""
@@ -50,6 +56,8 @@ class ShardParts:
             sure = await source.find_sure(drafts, cascade)
             accepted, self.drafts = drafts.split(sure)
             self.rows.merge(accepted)
+        if self._shard.is_escalated:
+            self._num_lost = self._shard.num_rows - len(self.rows.lines | self.drafts.lines)
 
     async def write(self, rows: Sequence[FinishedRow]) -> None:
         """Make finished rows and drafts durable."""

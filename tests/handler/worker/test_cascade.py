@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tidemill.handler.aws.stores.table import active_name
 from tidemill.handler.control.dead_letters import handle_dead_letter
 from tidemill.handler.control.reaper import check_batch, open_work_of, read_round
 from tidemill.handler.errors import AwsError
+from tidemill.handler.finalize.close import close_settled
 from tidemill.handler.finalize.finalize import finalize
 from tidemill.handler.fleet.open_batches import read_batches
 from tidemill.handler.queries.batch_view import describe_batch
@@ -50,9 +52,9 @@ def rig(ministack: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return Rig.on(ministack, tmp_path, (MODEL, LARGE), gpu_hour_prices=prices)
 
 
-def batch_of(rig: Rig, **options: Any) -> Work:
-    """Return a batch of decisions with a second model."""
-    bodies = [{"model": MODEL, **body} for body in BODIES]
+def batch_of(rig: Rig, *, gate: Path = Path("/"), **options: Any) -> Work:
+    """Return a batch of decisions with a second model, answered while the gate exists."""
+    bodies = [{"model": MODEL, "gate": str(gate), **body} for body in BODIES]
     lines = [
         b'{"custom_id": "c%d", "url": "/v1/decisions", "body": %b}\n' % (number, body)
         for number, body in enumerate(map(_as_json, bodies), 1)
@@ -99,7 +101,10 @@ def is_escalated(work: Work) -> Callable[[], bool]:
 
 
 async def test_unsure_and_failed_rows_are_answered_by_the_second_model(rig: Rig) -> None:
-    """Each line has one row, with the line's ID; counts grow, and both models' tokens count."""
+    """Each line has one row, with the line's ID; counts grow, and both models' tokens count.
+
+    Of the drafts, the second model's worker reads the lines that it needs.
+    """
     work = batch_of(rig)
     async with rig.worker():
         await until(is_escalated(work))
@@ -108,8 +113,14 @@ async def test_unsure_and_failed_rows_are_answered_by_the_second_model(rig: Rig)
     assert (batch.tidemill.escalate, batch.tidemill.escalated_rows) == (LARGE, 3)
     tokens, seconds = batch.usage.input_tokens, batch.tidemill.gpu_seconds
     assert rig.messages(rig.queue) == []
-    async with rig.worker(model=LARGE) as second:
+    calls: list[Call] = []
+    async with (
+        QuickAws() as aws,
+        rig.worker(model=LARGE, aws=FaultyAws(aws, calls.append)) as second,
+    ):
         await until(lambda: work.is_done)
+    reads = [call.arguments for call in calls if call.method == "get_object"]
+    assert {"Range" in each for each in reads if "/draft-" in each["Key"]} == {True}
     assert len(second.engine.requests) == 3
     assert answers(work) == ANSWERS
     assert reasons(work) == {"c4": (LARGE, "c")}
@@ -132,6 +143,35 @@ async def test_a_shard_without_unsure_rows_is_done_after_the_first_model(rig: Ri
     async with rig.worker():
         await until(lambda: work.is_done)
     assert rig.messages(rig.deployment.work[LARGE]) == []
+
+
+async def test_lines_whose_drafts_are_lost_are_answered_by_the_second_model(rig: Rig) -> None:
+    """They are not given up, whether its worker has stopped or their count was wrong."""
+    gate, second = rig.folder / "gate", rig.deployment.work[LARGE]
+    gate.touch()
+    work = batch_of(rig, gate=gate)
+    async with rig.worker():
+        await until(is_escalated(work))
+    for key in work.keys("draft"):
+        rig.run(rig.deployment.bucket.put(key, b"nonsense"))
+    gate.unlink()
+    async with rig.worker(model=LARGE) as large:
+        await until(lambda: len(large.engine.requests) == 3)
+    assert work.shard().progress.escalated == 3
+    mine, message = work.claim(), shard_message(work.id, 0, is_escalated=True)
+    wrong = replace(mine.progress, escalated=0)
+    release = rig.deployment.table.release
+    rig.run(release(mine, progress=wrong, suspects=(), quarantined=(), attempts=0))
+    rig.messages(second)
+    close_settled(rig.aws, rig.deployment, work.batch, plenty)
+    assert rig.messages(second) == [message]
+    gate.touch()
+    rig.run(second.send(message, group=None))
+    async with rig.worker(model=LARGE):
+        await until(lambda: work.is_done)
+    assert answers(work) == ANSWERS[:3]
+    [failed] = work.sealed("errors")
+    assert (failed["custom_id"], failed["response"]["body"]["error"]["code"]) == ("c4", "c")
 
 
 STEPS: dict[str, Callable[[Call], bool]] = {

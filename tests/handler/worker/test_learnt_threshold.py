@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial, reduce
+from itertools import count
+from operator import add
 from typing import Any
 
 import pytest
@@ -21,13 +25,17 @@ from tidemill.batch.errors import InvalidOption
 from tidemill.batch.escalation import Escalation, Threshold
 from tidemill.batch.file.formats import FileFormat
 from tidemill.batch.model import Conversion, ShardStatus, Source
+from tidemill.batch.progress_counts import Progress
 from tidemill.batch.retry_request import RetryRequest, parse_retry
 from tidemill.batch.states import Status
 from tidemill.handler.aws.items import dump
+from tidemill.handler.aws.objects.object_file import open_object
 from tidemill.handler.aws.queues import shard_message, threshold_message
 from tidemill.handler.aws.stores.table import active_name
+from tidemill.handler.aws.sync import Aws
 from tidemill.handler.control.advance import advance
 from tidemill.handler.control.reaper import check_batch, open_work_of, read_round
+from tidemill.handler.finalize.close import close_settled
 from tidemill.handler.finalize.finalize import finalize
 from tidemill.handler.fleet.open_batches import read_batches
 from tidemill.handler.intake import threshold
@@ -75,7 +83,9 @@ def table_work(rig: Rig) -> Work:
     put = rig.aws.clients["s3"].put_object(Bucket=bucket, Key=key, Body=data.encode())
     original = Source(bucket, key, put["ETag"], len(data), put.get("VersionId"))
     conversion = Conversion(FileFormat(is_table=True), "", recipe=to_json(RECIPE).decode())
-    change(rig, work, original=dump(original), conversion=dump(conversion), shards_rung=2)
+    expected = reduce(add, (work.shard(number).expected for number in (0, 1)))
+    fields = {"original": original, "conversion": conversion, "expected": expected}
+    change(rig, work, shards_rung=2, **{name: dump(value) for name, value in fields.items()})
     return work
 
 
@@ -114,7 +124,26 @@ NUM_CALLS = 80
 """More than the calls in which a threshold is learnt and the shards without unsure rows closed."""
 
 
-async def test_rows_below_the_learnt_threshold_go_to_the_second_model(rig: Rig) -> None:
+def count_while_another_run_learns(rig: Rig, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learn the threshold in a run whose lock lapses before it counts the rows of a shard."""
+    count_rows, were_overtaken = threshold._count, []
+
+    def overtaken(*args: Any) -> None:
+        if not were_overtaken:
+            were_overtaken.append(True)
+            change(rig, work, turn_until=0)
+            learn_threshold(rig.aws, rig.deployment, work.id, plenty)
+        count_rows(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threshold, "_count", overtaken)
+        learn_threshold(rig.aws, rig.deployment, work.id, plenty)
+    assert were_overtaken
+
+
+async def test_rows_below_the_learnt_threshold_go_to_the_second_model(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It gets nothing before; then each line has one row, and each model's tokens count once."""
     work = table_work(rig)
     async with rig.worker():
@@ -130,16 +159,19 @@ async def test_rows_below_the_learnt_threshold_go_to_the_second_model(rig: Rig) 
     before = rig.run(describe_batch(rig.deployment, work.batch, time.time()))
     assert (before.request_counts.completed, before.tidemill.escalated_rows) == (0, 0)
     assert before.tidemill.escalate_below is None
+    count_while_another_run_learns(rig, work, monkeypatch)
+    assert rig.messages(second) == [shard_message(work.id, 1, is_escalated=True)] * 2
     for _ in range(2):  # a repeated message changes nothing
         learn(rig, work)
         assert work.batch.escalation == Escalation(LARGE, LARGE, None, 0.9, LEARNT)
-    assert rig.messages(second) == [shard_message(work.id, 1, is_escalated=True)]
+    assert rig.messages(second) == []
     counted = rig.run(describe_batch(rig.deployment, work.batch, time.time()))
     assert (counted.request_counts.completed, counted.tidemill.escalated_rows) == (11, 3)
     assert work.shard(0).status is ShardStatus.DONE  # the first model is sure of all its rows
     seen, this = see(rig, work)
     [left] = open_work_of(rig.deployment, seen, this)
-    assert (left.model, left.num_shards, left.num_rows) == (LARGE, 1, 3)
+    assert (left.model, left.num_shards, left.num_rows, left.tokens_left) == (LARGE, 1, 3, 0)
+    assert seen[0].shards.progress(0).expected == work.batch.expected
     rig.run(check_batch(rig.deployment, seen[0], this))  # the message is lost: it comes again
     async with rig.worker(model=LARGE) as large:
         await until(lambda: work.is_done)
@@ -150,6 +182,9 @@ async def test_rows_below_the_learnt_threshold_go_to_the_second_model(rig: Rig) 
     assert (after.request_counts.completed, after.tidemill.escalated_rows) == (14, 3)
     tokens = before.usage.input_tokens
     assert after.usage.input_tokens == tokens + tokens * len(UNSURE_IDS) // 14
+    buckets = rig.run(rig.deployment.ledger.list_history(work.id))
+    assert sum(bucket.completed for bucket in buckets) == 14
+    assert sum(bucket.tokens for bucket in buckets) == after.usage.output_tokens
     assert after.tidemill.escalate_below == SURE
     assert after.tidemill.learnt_threshold is not None
     assert after.tidemill.learnt_threshold.accepted_gold_rows == 10
@@ -210,11 +245,29 @@ async def test_a_run_may_die_at_any_moment_while_a_threshold_is_learnt(
 async def test_a_run_continues_the_work_of_those_before_it(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each run has the time for one shard, and one at a time has the batch."""
-    work = table_work(rig)
+    """Each run has the time for one shard, and one at a time has the batch.
+
+    A shard that was given up is closed afterwards, with the drafts that are sure by then.
+    """
+    work, table = table_work(rig), rig.deployment.table
     async with rig.worker():
         await until(is_decided(work))
+    rig.run(table.abandon(work.id, 1, "Given up."))
+    advance(rig.aws, rig.deployment, work.id, plenty)
+    assert work.shard(1).status is ShardStatus.PENDING
+    assert rig.messages(rig.deployment.intake) == [threshold_message(work.id)]
     monkeypatch.setattr(threshold, "_NUM_AT_ONCE", 1)
+    opened: list[Source] = []
+
+    def open_table_of(aws: Aws, source: Source, check: Callable[[], None]) -> io.BufferedReader:
+        opened.append(source)
+        file, until = open_object(aws, source, check), work.batch.turn_until
+        assert file.read(1)
+        assert work.batch.turn_until > until  # reading a long table renews the lock
+        return file
+
+    monkeypatch.setattr(threshold, "open_object", open_table_of)
+    clock = map(float, count(int(time.time()), 6)).__next__
     lock = rig.deployment.table.acquire_lock(work.id, "other", now=0, until=time.time() + 60)
     assert rig.run(lock).is_acquired
     learn_threshold(rig.aws, rig.deployment, work.id, plenty)
@@ -222,15 +275,43 @@ async def test_a_run_continues_the_work_of_those_before_it(
     rig.run(rig.deployment.table.release_lock(work.id, "other"))
     for _ in range(5):  # both shards and the end of their list, twice
         times = iter([100.0, 0.0])
-        learn_threshold(rig.aws, rig.deployment, work.id, times.__next__)
+        learn_threshold(rig.aws, rig.deployment, work.id, times.__next__, now=clock)
         assert rig.messages(rig.deployment.intake) == [threshold_message(work.id)]
         assert work.batch.awaits_threshold
     learn_threshold(rig.aws, rig.deployment, work.id, iter([100.0]).__next__)
     assert work.batch.escalation == Escalation(LARGE, LARGE, None, 0.9, LEARNT)
+    assert opened == [work.batch.input]  # its gold answers are read once
+    assert rig.messages(rig.deployment.work[LARGE]) == []
+    old = work.shard(0)
+    mine = work.claim(0)
+    assert not rig.run(table.count_escalated(old, Progress()))
+    rig.run(table.release(mine, progress=old.progress, suspects=(), quarantined=(), attempts=0))
+    assert not rig.run(table.count_escalated(old, Progress()))
+    assert (work.shard(0).fence, work.shard(0).progress) == (mine.fence, old.progress)
+    num_calls = 0
+    while is_killed_after(num_calls, rig.aws, partial(close_later, rig, work, num_calls)):
+        num_calls += 1
+    assert num_calls > len(work.keys("kept")) > 1
+    assert answers(work) == [
+        (f"c{n}", MODEL, UNSURE if n in {11, 12, 14} else SURE) for n in range(1, 15)
+    ]
+    assert reasons(work) == dict.fromkeys(sorted(UNSURE_IDS), (LARGE, "shard_failed"))
 
 
-async def test_a_batch_that_ends_before_keeps_the_first_models_answers(rig: Rig) -> None:
-    """A retry of it needs a threshold; one of a batch that has learnt its own inherits that."""
+def close_later(rig: Rig, work: Work, minutes: int) -> None:
+    """Close the settled shards after the leases of the runs before have lapsed."""
+    batch = work.batch
+    close_settled(rig.aws, rig.deployment, batch, plenty, now=lambda: time.time() + 120 * minutes)
+
+
+@pytest.mark.parametrize("seconds_left", with_long([100.0], [0.0]))
+async def test_a_batch_that_ends_before_keeps_the_first_models_answers(
+    rig: Rig, seconds_left: float
+) -> None:
+    """The run that learns its threshold requests its end, because no other run has the batch.
+
+    A retry of it needs a threshold; one of a batch that has learnt its own inherits that.
+    """
     work = table_work(rig)
     async with rig.worker():
         await until(is_decided(work))
@@ -246,26 +327,55 @@ async def test_a_batch_that_ends_before_keeps_the_first_models_answers(rig: Rig)
     learnt = replace(old, escalation=replace(old.escalation, learnt=LEARNT))
     options = parse_retry(learnt, RetryRequest()).options
     assert (options.completion_window, options.escalate_below) == (DEFAULT_WINDOW, SURE)
-    work.move(Status.CANCELLING)
-    handle_message(rig.aws, rig.deployment, message, plenty)
+    rig.messages()
+
+    def cancel() -> float:
+        work.move(Status.CANCELLING)
+        finalize(rig.aws, rig.deployment, work.batch, plenty)
+        return seconds_left
+
+    learn_threshold(rig.aws, rig.deployment, work.id, cancel)
+    assert rig.messages() == [{"kind": "advance", "batch_id": work.id}]
+    handle_message(rig.aws, rig.deployment, message, plenty)  # as after the death of a run
+    assert rig.messages() == [{"kind": "advance", "batch_id": work.id}]
     assert work.batch.awaits_threshold
     finalize(rig.aws, rig.deployment, work.batch, plenty)
+    ended = rig.run(describe_batch(rig.deployment, work.batch, time.time())).tidemill
+    assert (ended.escalated_rows, ended.escalation_failed_rows) == (14, 14)
     assert [row[1] for row in answers(work)] == [MODEL] * 14
     assert reasons(work) == {f"c{n}": (LARGE, "batch_cancelled") for n in range(1, 15)}
 
 
-async def test_a_table_that_was_replaced_fails_the_batch(rig: Rig) -> None:
+async def test_a_batch_whose_gold_answers_cannot_be_read_fails(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The reason is in its errors, and finalize keeps the first model's answers."""
-    work = table_work(rig)
+    replaced, clashing, long = works = [table_work(rig) for _ in range(3)]
     async with rig.worker():
-        await until(is_decided(work))
-    original = replace(work.batch.input, etag='"other"', version_id=None)
-    change(rig, work, original=dump(original))
-    learn(rig, work)
-    batch = work.batch
-    assert (batch.status, batch.outcome) == (Status.FINALIZING, Status.FAILED)
-    assert "The input was deleted or changed during the run." in batch.errors[0].message
-    assert {"kind": "advance", "batch_id": work.id} in rig.messages()
+        await until(lambda: all(is_decided(work)() for work in works))
+    original = replace(replaced.batch.input, etag='"other"', version_id=None)
+    change(rig, replaced, original=dump(original))
+    assert clashing.batch.conversion is not None
+    recipe = to_json(RECIPE | {"ask": "escalation_error: Is it good?"}).decode()
+    conversion = replace(clashing.batch.conversion, recipe=recipe)
+    change(rig, clashing, conversion=dump(conversion))
+    with monkeypatch.context() as patch:
+        patch.setattr(threshold, "_LOOK_EVERY_ROWS", 1)
+        for _ in range(2):
+            learn_threshold(rig.aws, rig.deployment, long.id, lambda: 0.0)
+            assert rig.messages(rig.deployment.intake) == [threshold_message(long.id)]
+    reasons = (
+        "The input was deleted or changed during",
+        "`escalation_error`",
+        "takes too long: use",
+    )
+    for work, reason in zip(works, reasons, strict=True):
+        rig.messages()
+        learn_threshold(rig.aws, rig.deployment, work.id, plenty)
+        batch = work.batch
+        assert (batch.status, batch.outcome) == (Status.FINALIZING, Status.FAILED)
+        assert reason in batch.errors[0].message
+        assert rig.messages() == [{"kind": "advance", "batch_id": work.id}]
 
 
 async def test_a_repeated_first_message_waits_until_all_shards_are_decided(rig: Rig) -> None:
