@@ -63,12 +63,16 @@ class FileStart:
 
 @dataclass(frozen=True, slots=True)
 class CheckOptions:
-    """Choices in the form; `recipe` has the keys of a table's recipe, None without a prompt."""
+    """Choices in the form; `recipe` has the keys of a table's recipe, None without a prompt.
+
+    Where tables do not run, only their kind is returned.
+    """
 
     models: Mapping[str, str] | None = None
     recipe: Mapping[str, Any] | None = None
     on_invalid_line: OnInvalidLine = "fail"
     strict_parameters: bool = False
+    runs_tables: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,5 +155,6 @@ def times(tokens: ExpectedTokens, factor: float) -> ExpectedTokens:
 
 def table_check(check: FileCheck, names: Sequence[str]) -> FileCheck:
     """Return the check of a table with its columns."""
-    columns = [ShownColumn(printable(name, 100), expression_of(name)) for name in names]
-    return replace(check, is_table=True, columns=columns[:_MAX_COLUMNS], num_columns=len(columns))
+    shown = names[:_MAX_COLUMNS]
+    columns = [ShownColumn(printable(name, 100), expression_of(name)) for name in shown]
+    return replace(check, is_table=True, columns=columns, num_columns=len(names))
