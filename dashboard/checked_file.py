@@ -16,6 +16,7 @@ from tidemill.protocol.validation import printable
 from .trial import TRIAL_ROWS
 
 _MAX_COLUMNS: Final = 200
+_READ_BYTES: Final = 4096
 TABLE_KINDS: Final[Mapping[TableFormat, str]] = {
     "parquet": "Parquet table",
     "csv": "CSV table",
@@ -53,12 +54,15 @@ class FileStart:
         return len(self.head) >= self.num_bytes
 
     def read(self, begin: int, end: int) -> bytes:
-        """Return bytes of the file; raises BytesMissing if the browser has not sent them."""
+        """Return bytes of the file; raises BytesMissing if the browser has not sent them.
+
+        Those behind them are probably needed next.
+        """
         end = min(end, self.num_bytes)
         for place, data in ((0, self.head), *self.parts.items()):
             if place <= begin and end <= place + len(data):
                 return data[begin - place : end - place]
-        raise BytesMissing(begin, end)
+        raise BytesMissing(begin, max(end, min(begin + _READ_BYTES, self.num_bytes)))
 
 
 @dataclass(frozen=True, slots=True)

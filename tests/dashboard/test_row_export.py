@@ -15,7 +15,7 @@ import pytest
 from pyarrow import parquet
 
 from tests.dashboard.test_row_view import chat, row_of
-from tidemill.dashboard import row_export
+from tidemill.dashboard import row_export, rows_page
 from tidemill.dashboard.row_export import export_piece
 from tidemill.dashboard.row_query import BadQuery, RowQuery
 from tidemill.dashboard.rows_page import SearchedRow, StoredRows, select_rows
@@ -264,6 +264,9 @@ def test_a_search_restricts_the_rows() -> None:
     assert [row["line"] for row in as_parquet(source, text="ONE")] == [1, 3]
     assert [row["line"] for row in as_csv(source, status="failed")] == ["2"]
     assert exported(source, "parquet", text="nothing") == b""
+    large = Rows([row_of(chat("one" + "x" * 2**20))] * 9)
+    found = large.find(RowQuery.of({"text": "one"}), 100, rows_page.SEARCHED_BYTES)
+    assert [line for line, _ in found.rows] == [1, 2, 3]  # as many as a piece has room for
 
 
 @pytest.mark.parametrize(
