@@ -98,7 +98,7 @@ def export_piece(source: ExportSource, fields: Mapping[str, str]) -> bytes:
     found = source.find(query, _PIECE_ROWS, max_bytes)
     shape = request.shape
     if shape is None and found.rows:
-        shape = _shape(source, query, found, max_bytes)
+        shape = _shape(source, query, found)
     if shape is None or not found.rows:
         columns = "" if shape is None else shape.to_text()
         return _piece(b"", rows=0, after=found.next_after, columns=columns)
@@ -109,11 +109,11 @@ def export_piece(source: ExportSource, fields: Mapping[str, str]) -> bytes:
     return _piece(data + group, **meta, about=len(group))
 
 
-def _shape(source: ExportSource, query: RowQuery, found: StoredRows, max_bytes: int) -> ExportShape:
+def _shape(source: ExportSource, query: RowQuery, found: StoredRows) -> ExportShape:
     """Return the columns for the first rows with an answer, which failed ones may precede."""
     answers, is_enough = first_answers(data for _, data in found.rows)
     if not (is_enough or query.status) and found.next_after is not None:
-        behind = source.find(replace(query, status="ok"), _PIECE_ROWS, max_bytes)
+        behind = source.find(replace(query, status="ok"), _PIECE_ROWS, SEARCHED_BYTES)
         answers, _ = first_answers(data for _, data in behind.rows)
     return ExportShape.of_answers(answers)
 

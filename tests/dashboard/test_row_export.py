@@ -161,9 +161,10 @@ def test_decisions_have_columns_of_their_questions() -> None:
 def test_columns_are_those_of_the_first_answers(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Failed rows may fill the first pieces; a name that is too long has no column."""
     monkeypatch.setattr(row_export, "_PIECE_ROWS", 5)
+    monkeypatch.setattr(row_export, "_PIECE_BYTES", 1000)
     yes = {"type": "predicate", "probability": 1}
     names = ["Ok", "ok", "ok" * 40, "\ud800"]
-    source = Rows([FAILED] * 20 + [row_of({"answers": dict.fromkeys(names, yes)})])
+    source = Rows([FAILED] * 40 + [row_of({"answers": dict.fromkeys(names, yes)})])
     found = (as_csv if form == "csv" else as_parquet)(source)
     assert (found[-1]["Ok"], found[-1]["ok_"]) == ("yes", "yes")
     assert not {"ok" * 40, "\ufffd"} & {*found[-1]}
