@@ -25,13 +25,14 @@ class CheckRequest(BaseModel):
     bytes: Annotated[int, Field(ge=0)]
     head: Base64Bytes
     tail: Base64Bytes = b""
-    parts: list[FilePart] = []
+    parts: Annotated[list[FilePart], Field(max_length=1_000)] = []
     recipe: dict[str, Any] | None = None
     on_invalid_line: Literal["fail", "skip"] = "fail"
     strict_parameters: bool = False
 
-    def check(self, models: Mapping[str, str]) -> FileCheck:
+    def check(self, models: Mapping[str, str], *, runs_tables: bool = True) -> FileCheck:
         """Return what intake would say about the file, as far as its first bytes show."""
-        options = CheckOptions(models, self.recipe, self.on_invalid_line, self.strict_parameters)
+        choices = self.recipe, self.on_invalid_line, self.strict_parameters
+        options = CheckOptions(models, *choices, runs_tables)
         parts = {part.start: part.data for part in self.parts}
         return check_file(FileStart(self.name, self.bytes, self.head, self.tail, parts), options)

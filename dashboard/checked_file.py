@@ -16,6 +16,7 @@ from tidemill.protocol.validation import printable
 from .trial import TRIAL_ROWS
 
 _MAX_COLUMNS: Final = 200
+_READ_BYTES: Final = 4096
 TABLE_KINDS: Final[Mapping[TableFormat, str]] = {
     "parquet": "Parquet table",
     "csv": "CSV table",
@@ -53,22 +54,29 @@ class FileStart:
         return len(self.head) >= self.num_bytes
 
     def read(self, begin: int, end: int) -> bytes:
-        """Return bytes of the file; raises BytesMissing if the browser has not sent them."""
+        """Return bytes of the file; raises BytesMissing if the browser has not sent them.
+
+        Those behind them are probably needed next.
+        """
         end = min(end, self.num_bytes)
         for place, data in ((0, self.head), *self.parts.items()):
             if place <= begin and end <= place + len(data):
                 return data[begin - place : end - place]
-        raise BytesMissing(begin, end)
+        raise BytesMissing(begin, max(end, min(begin + _READ_BYTES, self.num_bytes)))
 
 
 @dataclass(frozen=True, slots=True)
 class CheckOptions:
-    """Choices in the form; `recipe` has the keys of a table's recipe, None without a prompt."""
+    """Choices in the form; `recipe` has the keys of a table's recipe, None without a prompt.
+
+    Where tables do not run, only their kind is returned.
+    """
 
     models: Mapping[str, str] | None = None
     recipe: Mapping[str, Any] | None = None
     on_invalid_line: OnInvalidLine = "fail"
     strict_parameters: bool = False
+    runs_tables: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,5 +159,6 @@ def times(tokens: ExpectedTokens, factor: float) -> ExpectedTokens:
 
 def table_check(check: FileCheck, names: Sequence[str]) -> FileCheck:
     """Return the check of a table with its columns."""
-    columns = [ShownColumn(printable(name, 100), expression_of(name)) for name in names]
-    return replace(check, is_table=True, columns=columns[:_MAX_COLUMNS], num_columns=len(columns))
+    shown = names[:_MAX_COLUMNS]
+    columns = [ShownColumn(printable(name, 100), expression_of(name)) for name in shown]
+    return replace(check, is_table=True, columns=columns, num_columns=len(names))

@@ -1,7 +1,7 @@
 """Rows of a batch as the cells of a table: one schema for the rows of every endpoint.
 
-Columns follow from the first rows: one for each question of decisions, one for vectors or scores.
-Other answers are texts.
+Columns follow from the first rows with an answer: two for each question of decisions, one for
+vectors or scores. Other answers are texts.
 """
 
 from __future__ import annotations
@@ -10,14 +10,20 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
+from urllib.parse import quote
 
 from tidemill.batch.file.answers import Answer, decision_of, named_answers
-from tidemill.batch.table.parquet_writer import CellType, Column
+from tidemill.batch.table.parquet_writer import CellType, Column, utf8
 
 from .row_facts import answer_in, fields_in, parse_json, row_facts
 
 _MAX_QUESTIONS: Final = 50
 _MAX_NAME_CHARS: Final = 60
+_MAX_URL_BYTES: Final = 5_000
+"""Limit for the columns in a URL, of which API Gateway accepts 10,240 bytes with all headers."""
+
+_FIRST_ROWS: Final = 1_000
+_FIRST_BYTES: Final = 3 * 2**20
 _MAX_WHOLE: Final = 2**63
 _TOO_LARGE: Final = ("row_too_large", "The row is too large: it is in the batch's files.")
 _NOT_A_ROW: Final = ("invalid_row", "This line is not a row.")
@@ -41,18 +47,20 @@ class ExportShape:
     questions: tuple[str, ...] = ()
 
     @classmethod
-    def of_rows(cls, rows: Iterable[bytes | None]) -> Self:
-        """Return the columns that these rows need."""
+    def of_answers(cls, bodies: Iterable[Mapping[str, Any]]) -> Self:
+        """Return the columns that these answers need, as far as a URL has room for them."""
         numbers: NumbersColumn = ""
         questions: dict[str, None] = {}
-        for data in rows:
-            body = _body_of(data)
+        for body in bodies:
             names = [str(name) for name, _ in named_answers(body.get("answers"))]
             if names:
-                questions |= dict.fromkeys(n for n in names if len(n) <= _MAX_NAME_CHARS)
-            elif body and not numbers:
+                questions |= dict.fromkeys(filter(_is_column, names))
+            elif not numbers:
                 numbers = _numbers_in(answer_in(body), body)[0]
-        return cls(numbers, tuple(questions)[:_MAX_QUESTIONS])
+        shape = cls(numbers, tuple(questions)[:_MAX_QUESTIONS])
+        while len(quote(shape.to_text())) > _MAX_URL_BYTES:
+            shape = cls(numbers, shape.questions[:-1])
+        return shape
 
     @classmethod
     def from_text(cls, text: str) -> Self:
@@ -65,10 +73,11 @@ class ExportShape:
 
     def to_text(self) -> str:
         """Return the columns as text."""
-        return json.dumps([self.numbers, *self.questions], separators=(",", ":"))
+        found = [self.numbers, *self.questions]
+        return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
 
     def columns(self) -> list[Column]:
-        """Return all columns, with unique names."""
+        """Return all columns, with names that are unique in upper and lower case."""
         numbers = []
         if self.numbers:
             numbers = [Column(self.numbers, "floats" if self.numbers == "embedding" else "doubles")]
@@ -78,9 +87,9 @@ class ExportShape:
             kinds: tuple[tuple[str, CellType], ...] = (("", "text"), ("_probability", "number"))
             for ending, kind in kinds:
                 name = f"{question}{ending}"
-                while name in taken:
+                while name.casefold() in taken:
                     name += "_"
-                taken.add(name)
+                taken.add(name.casefold())
                 questions.append(Column(name, kind))
         return [*_FIRST, *questions, *numbers, *_LAST]
 
@@ -112,6 +121,11 @@ class ExportShape:
             *(None, None),
         ]
 
+    def without_answer(self, cells: Sequence[Any]) -> list[Any]:
+        """Return the cells of a row with an error instead of its answer."""
+        num_answers = len(cells) - len(_FIRST) - len(_LAST) + 1
+        return [*cells[:2], *[None] * num_answers, *cells[-len(_LAST) : -2], *_TOO_LARGE]
+
     def _of_failed(
         self, line: int, custom_id: str | None, code: str | None, error: str
     ) -> list[Any]:
@@ -119,9 +133,24 @@ class ExportShape:
         return [line, custom_id, *nothing, code, error]
 
 
-def _body_of(data: bytes | None) -> dict[str, Any]:
-    row = None if data is None else parse_json(data)
-    return fields_in(fields_in(fields_in(row).get("response")).get("body"))
+def first_answers(rows: Iterable[bytes | None]) -> tuple[list[Mapping[str, Any]], bool]:
+    """Return the bodies of the first rows with an answer, and whether more are not needed."""
+    bodies: list[Mapping[str, Any]] = []
+    num_bytes = 0
+    for data in rows:
+        row = None if data is None else parse_json(data)
+        if data is None or not isinstance(row, dict) or row_facts(row).status == "failed":
+            continue
+        bodies.append(row["response"]["body"])
+        num_bytes += len(data)
+        if len(bodies) == _FIRST_ROWS or num_bytes >= _FIRST_BYTES:
+            return bodies, True
+    return bodies, False
+
+
+def _is_column(name: str) -> bool:
+    """Say whether a question has a column: its name is short, and has no unpaired surrogate."""
+    return len(name) <= _MAX_NAME_CHARS and name == utf8(name).decode()
 
 
 def _numbers_in(answer: Answer, body: Mapping[str, Any]) -> tuple[NumbersColumn, Sequence[float]]:
@@ -141,7 +170,7 @@ def _decided(body: Mapping[str, Any]) -> dict[str, tuple[str, float | None]]:
         for name, answer in named_answers(body.get("answers")):
             text, shares = decision_of(answer)
             found[str(name)] = (text, float(max(shares.values())) if shares else None)
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         return {}
     return found
 

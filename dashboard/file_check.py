@@ -14,7 +14,7 @@ from tidemill.batch.table.errors import TableError
 from tidemill.protocol.validation import printable
 
 from .binary_check import check_binary
-from .checked_file import CheckOptions, FileCheck, FileStart
+from .checked_file import TABLE_KINDS, CheckOptions, FileCheck, FileStart
 from .text_check import TextStart, check_requests, check_text_table
 
 _LINES_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
@@ -25,10 +25,14 @@ def check_file(start: FileStart, options: CheckOptions) -> FileCheck:
     try:
         form = None if begins_with_request(start.head) else detect_table(start.head)
         if form in {"parquet", "arrow"}:
+            if not options.runs_tables:
+                return FileCheck(kind=TABLE_KINDS[form], is_table=True)
             return check_binary(start, form, options)
         text = TextStart.of(start)
         if form is None or (form != "jsonl" and _is_named_or_has_requests(start, text.data)):
             return check_requests(detect_format(start.head), text, options)
+        if not options.runs_tables:
+            return FileCheck(kind=TABLE_KINDS[form], is_table=True)
         return check_text_table(form, text, options)
     except (FormatError, TableError) as exc:
         return FileCheck(errors=(printable(str(exc)),), num_errors=1)

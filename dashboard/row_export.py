@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol
 
 from pydantic_core import to_json
@@ -22,7 +23,7 @@ from tidemill.batch.table.parquet_writer import (
     write_group,
 )
 
-from .exported_cells import ExportShape
+from .exported_cells import ExportShape, first_answers
 from .row_query import BadQuery, RowQuery
 from .rows_page import SEARCHED_BYTES, StoredRows
 
@@ -34,8 +35,12 @@ _PIECE_ROWS: Final = 20_000
 _MAX_NUMBER: Final = 2**53
 _BOM: Final = "\ufeff"
 _FORMULA: Final = re.compile(r"[=+\-@\t\r]")
-_NUMBER: Final = re.compile(r"[+-]?[\d.,]+%?")
-_FLOAT_CHARS: Final = 14
+_NUMBER: Final = re.compile(r"[+-]?[\d.,]+(?:[eE][+-]?\d+)?%?")
+_CELL_CHARS: Final = 4
+"""Quotes, an apostrophe and a comma."""
+
+_NUMBER_CHARS: Final = 25
+_FLOAT_CHARS: Final = 16
 _NUM_COUNTS: Final = 3
 _INVALID: Final = "Invalid parameters of a download: reload the page."
 
@@ -68,7 +73,7 @@ class _Request(NamedTuple):
             shape = ExportShape.from_text(columns) if columns else None
             end = [_number(text) for text in filter(None, fields.get("end", "").split(","))]
             start = _number(fields.get("start", "0"))
-        except ValueError as exc:
+        except (RecursionError, ValueError) as exc:
             raise BadQuery(_INVALID) from exc
         if end and (len(end) != _NUM_COUNTS or shape is None):
             raise BadQuery(_INVALID)
@@ -83,14 +88,17 @@ def export_piece(source: ExportSource, fields: Mapping[str, str]) -> bytes:
     """
     request = _Request.of(fields)
     if request.end and request.shape:
-        begin, end = write_footer(request.shape.columns(), *request.end)
+        try:
+            begin, end = write_footer(request.shape.columns(), *request.end)
+        except OverflowError as exc:
+            raise BadQuery(_INVALID) from exc
         return _piece(begin + end, rows=0, after=None, about=len(end))
     query = request.query
     max_bytes = SEARCHED_BYTES if query.reads_rows else _PIECE_BYTES
     found = source.find(query, _PIECE_ROWS, max_bytes)
     shape = request.shape
     if shape is None and found.rows:
-        shape = ExportShape.of_rows(data for _, data in found.rows)
+        shape = _shape(source, query, found)
     if shape is None or not found.rows:
         columns = "" if shape is None else shape.to_text()
         return _piece(b"", rows=0, after=found.next_after, columns=columns)
@@ -99,6 +107,15 @@ def export_piece(source: ExportSource, fields: Mapping[str, str]) -> bytes:
     meta: dict[str, Any] = {"rows": len(rows), "after": after, "columns": shape.to_text()}
     data, group = encode_rows(shape, rows, is_parquet=request.is_parquet, start=request.start)
     return _piece(data + group, **meta, about=len(group))
+
+
+def _shape(source: ExportSource, query: RowQuery, found: StoredRows) -> ExportShape:
+    """Return the columns for the first rows with an answer, which failed ones may precede."""
+    answers, is_enough = first_answers(data for _, data in found.rows)
+    if not (is_enough or query.status) and found.next_after is not None:
+        behind = source.find(replace(query, status="ok"), _PIECE_ROWS, SEARCHED_BYTES)
+        answers, _ = first_answers(data for _, data in behind.rows)
+    return ExportShape.of_answers(answers)
 
 
 def encode_rows(
@@ -118,24 +135,31 @@ def _piece(data: bytes, **meta: Any) -> bytes:
 
 def _fitting(shape: ExportShape, rows: Sequence[tuple[int, bytes | None]]) -> Iterator[list[Any]]:
     """Yield the cells of as many rows as a piece has room for, at least one."""
-    room = _PIECE_BYTES
+    room, kinds = _PIECE_BYTES, [column.type for column in shape.columns()]
     for line, data in rows:
         cells = shape.cells(line, data)
-        size = sum(map(_size, cells))
+        size = sum(map(_size, cells, kinds))
         if size > _PIECE_BYTES:
-            cells = shape.cells(line, None)
-            size = 0
+            cells = shape.without_answer(cells)
+            size = sum(map(_size, cells, kinds))
+        if size > _PIECE_BYTES:
+            cells, size = shape.cells(line, None), 0
         room -= size
         if room < 0:
             return
         yield cells
 
 
-def _size(cell: Any) -> int:
-    """Return the bytes of a cell at most, or about."""
-    if isinstance(cell, str):
-        return len(utf8(cell)) + cell.count('"')
-    return _FLOAT_CHARS * len(cell) if isinstance(cell, (list, tuple)) else _FLOAT_CHARS
+def _size(cell: Any, kind: CellType) -> int:
+    """Return the bytes of a cell at most, in CSV or Parquet."""
+    if cell is None:
+        return _CELL_CHARS
+    size: int = _NUMBER_CHARS
+    if kind == "text":
+        size = len(utf8(cell)) + cell.count('"') + 2 * cell.count("\0")
+    elif kind in {"floats", "doubles"}:
+        size = len(cell) * (_FLOAT_CHARS if kind == "floats" else _NUMBER_CHARS)
+    return size + _CELL_CHARS
 
 
 def _csv(shape: ExportShape, rows: Sequence[Sequence[Any]], *, has_header: bool) -> bytes:

@@ -18,6 +18,9 @@ PAGE_ROWS: Final = 25
 SEARCHED_BYTES: Final = 16 * 2**20
 """Rows that one search reads at most: about half a second of an API Lambda."""
 
+FOUND_BYTES: Final = 3 * 2**20
+"""Matching rows after which a search ends: about a piece of a download."""
+
 NO_INPUT: Final = "The input file is no longer available."
 TOO_LONG: Final = "The request is too long to be read here."
 
@@ -187,10 +190,10 @@ def select_rows(
 ) -> StoredRows:
     """Return the first rows that match, of rows that begin with the first line of the query.
 
-    The search ends after `max_bytes` of them.
+    The search ends after `max_bytes` of them, and after `FOUND_BYTES` of those that match.
     """
     found: list[tuple[int, bytes | None]] = []
-    through, num_bytes = query.begin - 1, 0
+    through, num_bytes, found_bytes = query.begin - 1, 0, 0
     for line, data, kind in rows:
         if query.line not in {None, line}:
             break
@@ -198,11 +201,12 @@ def select_rows(
             if len(found) == limit:
                 return StoredRows(found, found[-1][0], found[-1][0])
             found.append((line, data))
+            found_bytes += len(data or b"")
         through = line
         num_bytes += len(data or b"")
         if query.line is not None:
             break
-        if num_bytes >= max_bytes:
+        if num_bytes >= max_bytes or found_bytes >= FOUND_BYTES:
             return StoredRows(found, through, through)
     return StoredRows(found, through)
 

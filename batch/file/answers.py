@@ -175,7 +175,7 @@ def _decided(answers: object) -> list[tuple[str, list[float]]]:
     """Return each answer of a decision in a line, with its probabilities; empty if malformed."""
     try:
         return [_decided_line(name, answer) for name, answer in named_answers(answers)]
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         return []
 
 

@@ -23,6 +23,7 @@ _CONTINUATION: Final = 0xFFFFFFFF
 _FILE_START: Final = 8
 _MAX_HEADER_BYTES: Final = 2**20
 _MAX_TEXT_BYTES: Final = 2**18
+_MAX_UNPACKED_BYTES: Final = 2**22
 _MAX_MESSAGES: Final = 1_000
 _MAX_FIELDS: Final = 20_000
 _MAX_DEPTH: Final = 64
@@ -65,7 +66,10 @@ class _Batch(NamedTuple):
 
 
 class ArrowCells:
-    """The columns of an Arrow table, and the first cells of each; raises TableError."""
+    """The columns of an Arrow table, and the first cells of each.
+
+    Raises TableError for a table that ends within its schema.
+    """
 
     def __init__(self, read: ReadBytes) -> None:
         self._read = read
@@ -75,46 +79,66 @@ class ArrowCells:
             if found is None or found[0] != _SCHEMA:
                 raise ValueError("no schema")
             _, header, self._start, _ = found
-            self._num_fields = 0
-            self._fields = [*self._fields_of(header, 1)]
-        except _DAMAGE as exc:
-            raise TableError("The Arrow table is damaged: its schema cannot be read.") from exc
+            self._num_fields, self._name_bytes = 0, header.num_bytes
+            self._fields: list[_Field] | None = [*self._fields_of(header, 1)]
+        except _Truncated as exc:
+            raise TableError(
+                "The Arrow table is truncated: it ends within its schema. Write it again."
+            ) from exc
+        except _DAMAGE:
+            self._fields = None
 
     @property
-    def names(self) -> list[str]:
-        """Return the names of the columns."""
-        return [field.name for field in self._fields]
+    def names(self) -> list[str] | None:
+        """Return the names of the columns; None for a schema that cannot be read here."""
+        return None if self._fields is None else [field.name for field in self._fields]
 
     def first(self, name: str, count: int) -> list[Any]:
         """Return the first cells of a column; raises NotReadHere."""
-        place = self.names.index(name)
+        fields = self._fields or []
+        place = [field.name for field in fields].index(name)
         try:
             batch = self._first_batch()
-            first = sum(_num_buffers(each, batch.variadic) for each in self._fields[:place])
-            return self._cells(self._fields[place], batch, first, min(count, batch.num_rows))
+            first = sum(_num_buffers(each, batch.variadic) for each in fields[:place])
+            return self._cells(fields[place], batch, first, min(count, batch.num_rows))
         except _DAMAGE as exc:
             raise NotReadHere(name, str(exc) if type(exc) is _Reason else "it is damaged") from exc
 
     def _message(self, place: int) -> tuple[int, FlatTable, int, int] | None:
-        """Return the kind of a message, its header, and where its body begins and ends."""
-        mark, size = struct.unpack("<Ii", self._read(place, place + 8))
-        if mark != _CONTINUATION or not 0 <= size <= _MAX_HEADER_BYTES:
+        """Return the kind of a message, its header, and where its body begins and ends.
+
+        The format had no mark before the size until version 0.15.
+        """
+        mark, size = struct.unpack("<Ii", self._read_all(place, place + 8))
+        start = place + 8
+        if mark != _CONTINUATION:
+            start, size = place + 4, mark
+        if not 0 <= size <= _MAX_HEADER_BYTES:
             raise ValueError("no message")
         if not size:
             return None
-        table = FlatTable.root(self._read(place + 8, place + 8 + size))
-        body, num_bytes = place + 8 + size, table.number(_BODY_BYTES, "q")
+        body = start + size
+        table = FlatTable.root(self._read_all(start, body))
+        num_bytes = table.number(_BODY_BYTES, "q")
         if num_bytes < 0:
             raise ValueError("no message")
         return table.number(_KIND, "B"), table.table(_HEADER), body, body + num_bytes
+
+    def _read_all(self, start: int, end: int) -> bytes:
+        data = self._read(start, end)
+        if len(data) < end - start:
+            raise _Truncated(f"the table ends before byte {end:,}")
+        return data
 
     def _fields_of(self, table: FlatTable, field: int, depth: int = 0) -> Iterator[_Field]:
         for each in table.tables(field):
             self._num_fields += 1
             if depth > _MAX_DEPTH or self._num_fields > _MAX_FIELDS:
                 raise ValueError("too many fields")
+            name = each.text(_NAME, self._name_bytes)
+            self._name_bytes -= len(name)
             yield _Field(
-                each.text(_NAME),
+                name,
                 each.number(_TYPE_KIND, "B"),
                 each.table(_TYPE) if each.has(_TYPE) else None,
                 each.has(_DICTIONARY_OF),
@@ -178,12 +202,18 @@ class ArrowCells:
             return self._read(batch.body + place + start, batch.body + place + min(end, size))
         if batch.codec:
             raise _Reason("its compression is zstd")
+        if end > _MAX_UNPACKED_BYTES:
+            raise _Reason("its first texts are behind many others")
         if not size or start == end:
             return b""
         data = self._read(batch.body + place, batch.body + place + min(size, 2 * end + _LZ4_ROOM))
         [num_bytes] = _COUNT.unpack_from(data)
         unpacked = data[8 : 8 + end] if num_bytes == -1 else unpack_frame(data[8:], end)
         return unpacked[start:end]
+
+
+class _Truncated(ValueError):
+    """A table that ends within a message."""
 
 
 class _Reason(ValueError):

@@ -38,11 +38,21 @@ class FlatTable:
         """Return the table in a field; raises LookupError if it is not set."""
         return type(self)(self._data, self._target(field))
 
-    def text(self, field: int) -> str:
-        """Return the text in a field; an empty one if it is not set."""
+    @property
+    def num_bytes(self) -> int:
+        """Return the size of the whole FlatBuffer."""
+        return len(self._data)
+
+    def text(self, field: int, max_bytes: int) -> str:
+        """Return the text in a field, an empty one if it is not set; raises ValueError if longer.
+
+        Several fields may share one text, so that their sum is not bounded by the bytes.
+        """
         if not self.has(field):
             return ""
         place, size = self._vector(field)
+        if size > max_bytes:
+            raise ValueError("too much text")
         return self._data[place : place + size].decode("utf-8", "replace")
 
     def tables(self, field: int) -> Iterator[Self]:

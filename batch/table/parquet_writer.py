@@ -44,10 +44,11 @@ class RowGroup(NamedTuple):
 
 def write_group(columns: Sequence[Column], cells: Sequence[Sequence[Any]], start: int) -> RowGroup:
     """Return rows, given by column, for the place `start` of a file."""
-    data, chunks = bytearray(), []
+    data, chunks, group_bytes = bytearray(), [], 0
     for column, values in zip(columns, cells, strict=True):
         place, page, num_values, num_unpacked = start + len(data), *_page(column, values)
         data += page
+        group_bytes += num_unpacked
         about = _struct(
             (1, _i32(_PHYSICAL[column.type])),
             (2, _list([_i32(_PLAIN), _i32(_RLE)])),
@@ -60,7 +61,7 @@ def write_group(columns: Sequence[Column], cells: Sequence[Sequence[Any]], start
         )
         chunks.append(_struct((2, _i64(place)), (3, about)))
     num_rows = len(cells[0]) if cells else 0
-    group = _struct((1, _list(chunks)), (2, _i64(len(data))), (3, _i64(num_rows)))
+    group = _struct((1, _list(chunks)), (2, _i64(group_bytes)), (3, _i64(num_rows)))
     return RowGroup(bytes(data), group.data)
 
 

@@ -24,10 +24,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "results",
         help="fetch the rows of a batch",
         description="Fetch the rows of a batch that has ended, and the table of results if "
-        "its input was a table. `-o x.parquet` fetches only the table, or writes the rows of "
-        "requests as one, as `-o x.csv` does. `-o -` prints the rows. --follow prints rows as "
-        "they finish, roughly in order; "
-        "`line` contains the line number.",
+        "its input was a table. For a batch of requests, `-o x.csv` or `-o x.parquet` writes its "
+        "rows as a table. `-o -` prints the rows. --follow prints rows as they finish, roughly "
+        "in order; `line` contains the line number.",
         epilog=EXIT_STATUSES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

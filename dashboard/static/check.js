@@ -6,7 +6,8 @@ import { find } from "./words.js";
 const HEAD_BYTES = 65536;
 const FOOTER_END_BYTES = 8; // its length, and "PAR1"
 const MAX_TAIL_BYTES = 1048576;
-const MAX_ROUNDS = 8;
+const MAX_ROUNDS = 16;
+const TOO_MANY_READS = "No prompts are shown before the upload: they need too many reads of the file.";
 
 /** Show the check of a file while it `isCurrent`; resolves with whether it is shown. */
 export async function check(file, fields, isCurrent) {
@@ -18,6 +19,9 @@ export async function check(file, fields, isCurrent) {
   };
   for (let left = MAX_ROUNDS; isCurrent() && (await load("/dashboard/view/check", "#check", { body })); left -= 1) {
     const { ranges } = find("#checked").dataset;
+    if (ranges && !left) {
+      find("#checked").append(Object.assign(document.createElement("p"), { className: "aside", textContent: TOO_MANY_READS }));
+    }
     if (!ranges || !left) return true;
     // More bytes with which the first rows of a Parquet or Arrow table can be read.
     body.parts.push(...(await Promise.all(ranges.split(",").map(async (range) => {

@@ -6,8 +6,13 @@ import { find, messageOf, notice, say } from "./words.js";
 
 const NEWLINE = 10;
 const MAX_TRIES = 5;
+const TOO_MANY_REQUESTS = 429;
+const MAX_WAIT = 60;
 const TYPES = { csv: "text/csv", parquet: "application/vnd.apache.parquet" };
-const sleep = (seconds) => new Promise((resolve) => setTimeout(resolve, seconds * 1000));
+const sleep = (seconds, signal) => new Promise((resolve) => {
+  setTimeout(resolve, seconds * 1000);
+  signal.addEventListener("abort", resolve, { once: true });
+});
 let running = null;
 
 /** Start the download of a button, or stop the one that it shows. */
@@ -20,7 +25,7 @@ export function wireExport() {
   });
 }
 
-async function run(button, format, { export: path, name }) {
+async function run(button, format, { export: path, name, running: isPartial }) {
   running = new AbortController();
   const { signal } = running;
   const words = button.textContent;
@@ -33,8 +38,10 @@ async function run(button, format, { export: path, name }) {
   try {
     show(0);
     const { file, rows } = await join(`${path}&format=${format}`, TYPES[format], signal, show);
+    signal.throwIfAborted();
+    if (!rows) throw new Error("no row matches.");
     save(file, `${name.split("/").pop().replace(/\.\w{1,8}(\.gz)?$/, "")}.answers.${format}`);
-    say(`${rows.toLocaleString()} rows are downloaded.`);
+    say(`${rows.toLocaleString()} rows are downloaded${isPartial ? "; the batch is still running" : ""}.`);
   } catch (problem) {
     if (!signal.aborted || !button.isConnected) notice(`The rows could not be downloaded: ${problem.message}`);
   }
@@ -56,7 +63,7 @@ async function join(path, type, signal, onRows) {
     if (group.size) groups.push(group);
     start += data.size;
     rows += piece.rows;
-    if (piece.after === after) await sleep(1); // the rows of a running batch are being indexed
+    if (piece.after === after) await sleep(1, signal); // the rows of a running batch are being indexed
     ({ after, columns = "" } = piece);
     onRows(rows);
   }
@@ -74,15 +81,18 @@ async function join(path, type, signal, onRows) {
 /** Fetch a piece; failures that may pass are repeated. */
 async function next(path, signal) {
   for (let tried = 1; ; tried += 1) {
-    const answer = await request(path, { signal }).catch((problem) => {
-      if (signal.aborted || tried === MAX_TRIES) throw problem;
-    });
-    if (answer?.ok) return pieceOf(new Uint8Array(await answer.arrayBuffer()));
-    if (answer && (answer.status < 500 || tried === MAX_TRIES)) {
-      throw new Error(messageOf(await answer.text(), answer.status));
+    let [problem, wait, mayPass] = [null, 2 ** tried / 4, true];
+    try {
+      const answer = await request(path, { signal });
+      if (answer.ok) return pieceOf(new Uint8Array(await answer.arrayBuffer()));
+      problem = new Error(messageOf(await answer.text(), answer.status));
+      mayPass = answer.status >= 500 || answer.status === TOO_MANY_REQUESTS;
+      wait = Math.min(Number(answer.headers.get("Retry-After")) || wait, MAX_WAIT);
+    } catch (lost) {
+      problem = lost;
     }
-    await sleep(2 ** tried / 4);
-    signal.throwIfAborted();
+    if (!mayPass || signal.aborted || tried === MAX_TRIES) throw problem;
+    await sleep(wait, signal);
   }
 }
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from tidemill.batch.model import Batch, Shard
 from tidemill.dashboard.row_query import RowQuery
-from tidemill.dashboard.rows_page import SEARCHED_BYTES, StoredRows
+from tidemill.dashboard.rows_page import FOUND_BYTES, SEARCHED_BYTES, StoredRows
 
 from ..aws.sync import Aws
 from ..deployment import Deployment
@@ -43,7 +43,7 @@ def search_rows(
 ) -> StoredRows:
     """Return the rows that match a query, in line order, at most `limit`.
 
-    No more than `max_bytes` of rows are read.
+    No more than `max_bytes` of rows are read, and few after `FOUND_BYTES` of those that match.
 
     Raises WorkGone if the rows have been deleted.
     """
@@ -130,6 +130,7 @@ class _Search:
     max_bytes: int
     rows: list[tuple[int, bytes | None]] = field(default_factory=list)
     _num_bytes: int = 0
+    _found_bytes: int = 0
 
     @property
     def is_full(self) -> bool:
@@ -139,7 +140,7 @@ class _Search:
     @property
     def has_read_enough(self) -> bool:
         """Say whether a call may read no more."""
-        return self._num_bytes >= self.max_bytes
+        return self._num_bytes >= self.max_bytes or self._found_bytes >= FOUND_BYTES
 
     def chunks(self, wanted: Sequence[tuple[str, Place]]) -> Iterator[list[tuple[str, Place]]]:
         """Yield the rows that may match, as many as are read at once."""
@@ -151,7 +152,8 @@ class _Search:
             num_bytes += size if size <= MAX_BYTES else 0
             # Without other conditions each of them matches.
             is_page = not self.query.reads_rows and len(chunk) + len(self.rows) > self.limit
-            most = _NEXT_CHUNK if self._num_bytes else _FIRST_CHUNK
+            is_sparse = self._num_bytes and not self._found_bytes
+            most = _NEXT_CHUNK if is_sparse else _FIRST_CHUNK
             most = min(most, self.max_bytes - self._num_bytes)
             if is_page or num_bytes >= most or len(chunk) * _ROW_BYTES >= most:
                 self._num_bytes += num_bytes
@@ -170,6 +172,7 @@ class _Search:
             for (_, place), row in zip(chunk, rows, strict=True)
             if self.query.matches_row(row[1], place.kind)
         ]
+        self._found_bytes = sum(len(data or b"") for _, data in self.rows)
 
     def page(self) -> StoredRows:
         """Return a full page, after which more rows follow."""

@@ -9,12 +9,13 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from pyarrow import parquet
 
 from tests.dashboard.test_row_view import chat, row_of
-from tidemill.dashboard import row_export
+from tidemill.dashboard import row_export, rows_page
 from tidemill.dashboard.row_export import export_piece
 from tidemill.dashboard.row_query import BadQuery, RowQuery
 from tidemill.dashboard.rows_page import SearchedRow, StoredRows, select_rows
@@ -102,6 +103,10 @@ def test_every_row_has_its_answer_or_its_error() -> None:
         ]
     )
     found = as_parquet(source)
+    data = exported(source, "parquet")
+    group = parquet.ParquetFile(io.BytesIO(data)).metadata.row_group(0)
+    sizes = [group.column(n).total_uncompressed_size for n in range(group.num_columns)]
+    assert group.total_byte_size == sum(sizes)
     assert [without_nulls(row) for row in found] == [
         {
             "line": 1,
@@ -140,6 +145,8 @@ def test_decisions_have_columns_of_their_questions() -> None:
     assert (first["error_"], first["error_probability"]) == ("yes", 0.75)
     assert (first["ok_probability_"], first["error"]) == ("yes", None)
     assert (second["ok"], second["error_"]) == ("yes", None)
+    huge = {"answers": {"ok": {"type": "predicate", "probability": 10**400}}}
+    assert as_parquet(Rows([row_of({"answers": named}), row_of(huge)]))[1]["ok"] is None
     shape = json.loads(
         split(export_piece(source, {"format": "csv", "status": "all"}))[0]["columns"]
     )
@@ -148,6 +155,51 @@ def test_decisions_have_columns_of_their_questions() -> None:
     last = as_parquet(source, columns=json.dumps(["", "ok"]))[-1]
     assert last["ok"] == "refusal"
     assert last["answer"] == "ok: refusal\nlater: yes (0.750)"
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_columns_are_those_of_the_first_answers(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failed rows may fill the first pieces; a name that is too long has no column."""
+    monkeypatch.setattr(row_export, "_PIECE_ROWS", 5)
+    monkeypatch.setattr(row_export, "_PIECE_BYTES", 1000)
+    yes = {"type": "predicate", "probability": 1}
+    names = ["Ok", "ok", "ok" * 40, "\ud800"]
+    source = Rows([FAILED] * 40 + [row_of({"answers": dict.fromkeys(names, yes)})])
+    found = (as_csv if form == "csv" else as_parquet)(source)
+    assert (found[-1]["Ok"], found[-1]["ok_"]) == ("yes", "yes")
+    assert not {"ok" * 40, "\ufffd"} & {*found[-1]}
+    assert f"{'ok' * 40}: yes" in found[-1]["answer"]
+
+
+def test_columns_fit_in_a_url() -> None:
+    """Names of many bytes leave fewer questions; the answer has all."""
+    yes = {"type": "predicate", "probability": 1}
+    source = Rows([row_of({"answers": {f"{n}{'質' * 50}": yes for n in range(50)}})])
+    about, _ = split(export_piece(source, {"format": "csv"}))
+    assert 4000 < len(quote(about["columns"])) <= 5000
+    assert len(json.loads(about["columns"])) > 5
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        chat("\r\0" + '"' * 50),
+        {"data": [{"score": -2.2250738585072014e-308 / (n + 1)} for n in range(40)]},
+        {"data": [{"embedding": [-1.23456789e-30] * 100}]},
+        {"answers": {str(n): {"type": "predicate", "probability": 1 / 3} for n in range(50)}},
+    ],
+)
+def test_a_piece_fits_in_a_response(
+    form: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Base64 must leave it below 6 MB, of which a piece here has a part."""
+    monkeypatch.setattr(row_export, "_PIECE_BYTES", 3 * 2**15)
+    many = Rows([row_of(body)] * 4000)
+    monkeypatch.setattr(many, "find", lambda *_: StoredRows([*enumerate(many.rows, 1)], 4000))
+    piece = export_piece(many, {"format": form})
+    assert split(piece)[0]["after"] is not None
+    assert len(piece) * 4 / 3 < 6_000_000 / 32
 
 
 def test_vectors_and_scores_are_lists_of_numbers() -> None:
@@ -175,7 +227,7 @@ def test_vectors_and_scores_are_lists_of_numbers() -> None:
 
 def test_hostile_texts_are_cells() -> None:
     """Unpaired surrogates become U+FFFD; CSV marks formulas with an apostrophe."""
-    texts = [HOSTILE, "=1+1", "+49 30", "-5", "@x", "\t=1", "1\r2", "", "x" * 5]
+    texts = [HOSTILE, "=1+1", "+49 30", "-5", "@x", "\t=1", "1\r2", "-1e+5", "-1e5+1", "", "x" * 5]
     source = Rows([row_of(chat(text), custom_id=f"={text}") for text in texts])
     assert [row["answer"] for row in as_parquet(source)] == [
         HOSTILE.replace("\ud800", "\ufffd"), *texts[1:],
@@ -183,7 +235,7 @@ def test_hostile_texts_are_cells() -> None:
     found = as_csv(source)
     assert [row["answer"] for row in found] == [
         HOSTILE.replace("\ud800", "\ufffd").replace("\0", "\ufffd"),
-        *("'=1+1", "'+49 30", "-5", "'@x", "'\t=1", "1\r2", "", "x" * 5),
+        *("'=1+1", "'+49 30", "-5", "'@x", "'\t=1", "1\r2", "-1e+5", "'-1e5+1", "", "x" * 5),
     ]
     assert found[3]["custom_id"] == "'=-5"
 
@@ -193,7 +245,7 @@ def test_pieces_of_any_size_make_the_same_file(form: str, monkeypatch: pytest.Mo
     """Rows are in order, each once; a row larger than a piece has an error."""
     texts = [f"{number} " + "x" * (number % 40) for number in range(300)]
     rows: list[bytes | None] = [row_of(chat(text)) for text in texts]
-    rows[100] = row_of(chat("y" * 5000))
+    rows[100] = row_of(chat("y" * 5000, finish_reason="length") | {"usage": USAGE})
     read = as_csv if form == "csv" else as_parquet
     monkeypatch.setattr(row_export, "_PIECE_BYTES", 3000)
     monkeypatch.setattr(row_export, "_PIECE_ROWS", 7)
@@ -202,6 +254,8 @@ def test_pieces_of_any_size_make_the_same_file(form: str, monkeypatch: pytest.Mo
     assert source.num_calls > 40
     assert [int(row["line"]) for row in found] == [*range(1, 301)]
     assert found[100]["error_code"] == "row_too_large"
+    assert (found[100]["custom_id"], found[100]["finish_reason"]) == ("a", "length")
+    assert [int(found[100][name]) for name in USAGE] == [3, 7]
     assert [row["answer"] for row in found if not row["error"]] == [*texts[:100], *texts[101:]]
 
 
@@ -211,6 +265,9 @@ def test_a_search_restricts_the_rows() -> None:
     assert [row["line"] for row in as_parquet(source, text="ONE")] == [1, 3]
     assert [row["line"] for row in as_csv(source, status="failed")] == ["2"]
     assert exported(source, "parquet", text="nothing") == b""
+    large = Rows([row_of(chat("one" + "x" * 2**20))] * 9)
+    found = large.find(RowQuery.of({"text": "one"}), 100, rows_page.SEARCHED_BYTES)
+    assert [line for line, _ in found.rows] == [1, 2, 3]  # as many as a piece has room for
 
 
 @pytest.mark.parametrize(
@@ -223,6 +280,8 @@ def test_a_search_restricts_the_rows() -> None:
         {"format": "csv", "columns": "[1]"},
         {"format": "parquet", "end": "1,2,3"},
         {"format": "parquet", "end": "1,2", "columns": '[""]'},
+        {"format": "parquet", "end": "1,1,5000000000", "columns": '[""]'},
+        {"format": "csv", "columns": "[" * 100_000},
         {"format": "parquet", "start": "-1"},
         {"format": "parquet", "start": "9" * 5000},
         {"format": "csv", "min_chars": "x"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from pyarrow import ipc
 from tests.batch.table.test_parquet_cells import COLUMNS
 from tidemill.batch.table.arrow_cells import ArrowCells
 from tidemill.batch.table.errors import NotReadHere, TableError
+from tidemill.batch.table.flatbuffers import FlatTable
 
 NESTED = pa.array([{"a": [1, 2], "b": {"c": "x"}}] * 200)
 MORE: dict[str, Any] = {
@@ -33,9 +35,9 @@ MORE: dict[str, Any] = {
 READ = {*COLUMNS, "nothing", "long_text", "view", "bytes", "late"}
 
 
-def written(table: pa.Table, *, is_stream: bool = False, compression: str | None = None) -> bytes:
+def written(table: pa.Table, *, is_stream: bool = False, **changes: Any) -> bytes:
     """Return a table as an Arrow file or stream."""
-    sink, options = io.BytesIO(), ipc.IpcWriteOptions(compression=compression)
+    sink, options = io.BytesIO(), ipc.IpcWriteOptions(**changes)
     new = ipc.new_stream if is_stream else ipc.new_file
     with new(sink, table.schema, options=options) as writer:
         writer.write_table(table, max_chunksize=150)
@@ -110,5 +112,46 @@ def test_damaged_tables_are_refused(compression: str | None) -> None:
         for damaged in (data[:at], data[:at] + b"\xff" + data[at + 1 :]):
             with suppress(NotReadHere, TableError):
                 found = ArrowCells(partial(sliced, damaged))
-                for name in {"a", "b"} & {*found.names}:
+                for name in {"a", "b"} & {*(found.names or ())}:
                     found.first(name, 3)
+
+
+def test_messages_without_a_mark_are_read() -> None:
+    """Arrow wrote them so until version 0.15, and writes them so on request."""
+    table = pa.table({"a": ["text", None], "b": [1, 2]})
+    found = ArrowCells(partial(sliced, written(table, use_legacy_format=True)))
+    assert (found.names, found.first("a", 3)) == (["a", "b"], ["text", None])
+
+
+def test_a_schema_that_is_not_read_here_has_unknown_columns() -> None:
+    """Such a table is valid; only one that ends within its schema is refused."""
+    many = pa.schema([(f"c{place}", pa.int8()) for place in range(20_001)])
+    described = pa.schema([("a", pa.int8())], metadata={"pandas": "x" * 2**20})
+    for schema in (many, described):
+        assert ArrowCells(partial(sliced, written(schema.empty_table()))).names is None
+    for end in (9, 40, 100):
+        with pytest.raises(TableError, match="is truncated"):
+            ArrowCells(partial(sliced, written(pa.table({"a": [1]}))[:end]))
+
+
+def test_fields_that_share_a_long_name_are_not_read() -> None:
+    """Their names would take a thousand times the bytes of the schema."""
+    schema = pa.schema([("x" * 60_000, pa.int8()), *((f"c{n}", pa.int8()) for n in range(1000))])
+    data = bytearray(written(schema.empty_table()))
+    start, fields = 16, FlatTable.root(bytes(data[16:])).table(2)
+    place, number = fields._vector(1)
+    target = place + struct.unpack_from("<I", data, start + place)[0]
+    for entry in range(place, place + 4 * number, 4):
+        struct.pack_into("<I", data, start + entry, target - entry)
+    assert ArrowCells(partial(sliced, bytes(data))).names is None
+
+
+def test_texts_behind_many_others_are_not_unpacked() -> None:
+    """All bytes before a text would be unpacked to reach it."""
+    size = 2**23
+    view = pa.py_buffer(struct.pack("<i4sii", 20, b"xxxx", 0, size - 20))
+    column = pa.Array.from_buffers(pa.string_view(), 1, [None, view, pa.py_buffer(b"x" * size)])
+    table = pa.table({"a": column})
+    assert cells(written(table), "a") == ["x" * 20]
+    with pytest.raises(NotReadHere, match="behind many others"):
+        cells(written(table, compression="lz4"), "a")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from pyarrow import parquet
 
 from tests.cli.api_rig import Shell, line, submitted
 from tests.cli.fake_api import row_of
+from tidemill.cli.api.client import Client
+from tidemill.cli.api.objects import RowPage
 from tidemill.cli.batches import row_table
 
 
@@ -150,3 +154,29 @@ def test_rows_of_requests_are_written_as_a_table(
     assert table["error"].to_pylist()[-1] == rows[-1]["error"] == "busy"
     refused = shell.type("results", batch_id, "-o", "y.csv", "-e", "errors")
     assert (refused.status, "remove -e" in refused.err) == (2, True)
+
+
+def test_a_table_that_lacks_answers_is_reported(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API does not return rows above 4 MB, and may list fewer rows than the batch counts."""
+    batch_id = submitted(shell, *"abcde")
+    shell.type("resume", batch_id)
+    rows_of = Client.rows
+
+    def without_one(*args: Any, **options: Any) -> RowPage:
+        page = rows_of(*args, **options)
+        error = {"code": "row_too_large", "message": "The row is too large."}
+        large = {"custom_id": None, "error": error}
+        rows = [{**row, **large} if row["line"] == 3 else row for row in page.rows]
+        return replace(page, rows=rows)
+
+    monkeypatch.setattr(Client, "rows", without_one)
+    result = shell.type("results", batch_id, "-o", "x.csv")
+    assert result.status == 1
+    assert "x.csv lacks 1 row above 4 MB (line 3): fetch all rows with `tidemill res" in result.err
+    assert (shell.folder / "x.csv").exists()
+    monkeypatch.setattr(Client, "rows", rows_of)
+    shell.api.batches[batch_id]["request_counts"]["completed"] += 1
+    result = shell.type("results", batch_id, "-o", "x.parquet")
+    assert (result.status, "x.parquet has 5 of 6 rows" in result.err) == (1, True)

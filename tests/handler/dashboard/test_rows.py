@@ -13,7 +13,7 @@ from threading import Barrier
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 from pyarrow import parquet
 
 from tests.emulators import MODEL
@@ -144,12 +144,28 @@ def test_rows_are_downloaded_as_a_table(page: Page, cloud: Cloud, new_key: NewKe
     """The browser joins the rows that match to a file; a refusal is a message."""
     batch = running(cloud)
     sign_in(page, new_key("default"), f"#/batches/{batch.id}/rows?status=all")
+    expect(page.locator("#export-partial")).to_contain_text("only the rows that have finished")
+    # The first is repeated later, and the second is cut.
+    faults: list[dict[str, Any]] = [
+        {"status": 429, "headers": {"Retry-After": "0.1"}},
+        {"body": "{"},
+    ]
+
+    def repeated(route: Route) -> None:
+        if faults:
+            route.fulfill(**faults.pop(0))
+        else:
+            route.continue_()
+
+    page.route("**/export?*", repeated)
     for form in ("CSV", "Parquet"):
         with page.expect_download() as downloading:
             page.get_by_role("button", name=f"Download as {form}").click()
         download = downloading.value
         assert download.suggested_filename.endswith(f".answers.{form.lower()}")
-        expect(page.get_by_role("status")).to_have_text("4 rows are downloaded.")
+        expect(page.get_by_role("status")).to_have_text(
+            "4 rows are downloaded; the batch is still running."
+        )
         if form == "CSV":
             text = download.path().read_text(encoding="utf-8-sig")
             rows: list[dict[str, Any]] = [*csv.DictReader(io.StringIO(text, newline=""))]
@@ -158,6 +174,11 @@ def test_rows_are_downloaded_as_a_table(page: Page, cloud: Cloud, new_key: NewKe
         assert [row["custom_id"] for row in rows] == ["row-1", "row-2", "row-3", "row-4"]
         assert rows[0]["answer"] == f"answer {HOSTILE}"
         assert rows[2]["error"] == f"No. {HOSTILE}"
+    assert not faults
+    empty = json.dumps({"rows": 0, "after": None, "columns": ""}) + "\n"
+    page.route("**/export?*", lambda route: route.fulfill(body=empty))
+    page.get_by_role("button", name="Download as Parquet").click()
+    expect(page.get_by_role("alert")).to_contain_text("could not be downloaded: no row matches.")
     refusal = {"status": 400, "json": {"error": {"message": "Not now."}}}
     page.route("**/export?*", lambda route: route.fulfill(**refusal))
     page.get_by_role("button", name="Download as CSV").click()

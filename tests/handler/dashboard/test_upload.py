@@ -208,6 +208,14 @@ def test_the_prompts_of_parquet_and_arrow_tables_are_shown(
         page.get_by_label("Prompt for each row").fill("{{ n }}: {{ text }}")
         expect(page.locator("#check .requests dd")).to_have_text(["0: good", "1: bad", "2: good"])
         expect(page.get_by_role("button", name="Upload and start")).to_be_enabled()
+    names = pa.array([f"{n} " + "x" * 90 for n in range(900)]).dictionary_encode()
+    table = pa.table({f"c{n}": names for n in range(20)} | {"n": range(900), "text": ["x"] * 900})
+    feather.write_feather(table, arrow := io.BytesIO(), compression="uncompressed")
+    page.get_by_label("A JSONL file").set_input_files(
+        {"name": "x", "mimeType": "", "buffer": arrow.getvalue()}
+    )
+    expect(page.locator("#check")).to_contain_text("they need too many reads", timeout=30_000)
+    expect(page.get_by_role("button", name="Upload and start")).to_be_enabled()
 
 
 def test_the_first_rows_of_each_format(page: Page, cloud: Cloud, new_key: NewKey) -> None:

@@ -145,6 +145,9 @@ def test_a_search_stops_at_its_limit_and_continues(
         if found.rows:
             break
     assert (lines_of(found), num_calls) == ([11], 11)
+    monkeypatch.setattr(row_search, "FOUND_BYTES", 1)
+    found = search(drop, text="answer", max_bytes=2**20)
+    assert (len(found.rows), found.next_after) == (1, 1)
 
 
 def test_failed_and_truncated_rows_need_no_other_row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.server.local.rig import MODEL, Local, lines_of, serving
+from tidemill.dashboard import file_check
 from tidemill.dashboard.assets import assets, url_of
 from tidemill.server.local import dashboard_routes
 
@@ -183,3 +185,19 @@ async def test_the_form_names_the_models(tmp_path: Path) -> None:
     async with serving(tmp_path) as local:
         form = await shown(local, "new")
         assert f"<code>{MODEL}</code>." in form
+
+
+@pytest.mark.parametrize("data", [b"ARROW1\0\0" + bytes(90), b"a,b\n1,2\n"])
+async def test_tables_are_refused_before_they_are_read(
+    tmp_path: Path, data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server does not run them."""
+    monkeypatch.delattr(file_check, "check_binary")
+    monkeypatch.delattr(file_check, "check_text_table")
+    fields = {"name": "x", "bytes": len(data), "head": base64.b64encode(data).decode()}
+    async with serving(tmp_path) as local:
+        found = await local.client.post("/dashboard/view/check", json=fields)
+        assert "This server runs files of requests, not tables" in found.text
+        parts = [{"start": 0, "data": ""}] * 1001
+        found = await local.client.post("/dashboard/view/check", json=fields | {"parts": parts})
+        assert (found.status_code, "parts" in found.text) == (400, True)
