@@ -119,11 +119,20 @@ def _shape(source: ExportSource, query: RowQuery, found: StoredRows) -> ExportSh
 
 
 def encode_rows(
-    shape: ExportShape, rows: Sequence[Sequence[Any]], *, is_parquet: bool, start: int
+    shape: ExportShape,
+    rows: Sequence[Sequence[Any]],
+    *,
+    is_parquet: bool,
+    start: int,
+    is_for_programs: bool = False,
 ) -> RowGroup:
-    """Return the cells of rows for the place `start` of a file; a file has at least one row."""
+    """Return the cells of rows for the place `start` of a file; a file has at least one row.
+
+    CSV that is not for programs has an apostrophe before a cell that a spreadsheet would run.
+    """
     if not is_parquet:
-        return RowGroup(_csv(shape, rows, has_header=not start), b"")
+        escapes = not is_for_programs
+        return RowGroup(_csv(shape, rows, has_header=not start, escapes=escapes), b"")
     head = b"" if start else MAGIC
     group = write_group(shape.columns(), [*zip(*rows, strict=True)], start + len(head))
     return RowGroup(head + group.data, group.about)
@@ -162,20 +171,29 @@ def _size(cell: Any, kind: CellType) -> int:
     return size + _CELL_CHARS
 
 
-def _csv(shape: ExportShape, rows: Sequence[Sequence[Any]], *, has_header: bool) -> bytes:
+def _csv(
+    shape: ExportShape, rows: Sequence[Sequence[Any]], *, has_header: bool, escapes: bool
+) -> bytes:
     columns = shape.columns()
-    table = [[_csv_cell(column.name, "text") for column in columns]] if has_header else []
+    table = (
+        [[_csv_cell(column.name, "text", escapes=escapes) for column in columns]]
+        if has_header
+        else []
+    )
     table += [
-        [_csv_cell(cell, column.type) for cell, column in zip(cells, columns, strict=True)]
+        [
+            _csv_cell(cell, column.type, escapes=escapes)
+            for cell, column in zip(cells, columns, strict=True)
+        ]
         for cells in rows
     ]
     return utf8((_BOM if has_header else "") + csv_text(table))
 
 
-def _csv_cell(cell: Any, kind: CellType) -> Any:
+def _csv_cell(cell: Any, kind: CellType, *, escapes: bool) -> Any:
     """Return a cell for CSV; an apostrophe keeps a spreadsheet from running it as a formula."""
     if cell is not None and kind == "text":
-        is_formula = _FORMULA.match(cell) and not _NUMBER.fullmatch(cell)
+        is_formula = escapes and _FORMULA.match(cell) and not _NUMBER.fullmatch(cell)
         return ("'" if is_formula else "") + cell.replace("\0", "\ufffd")
     if cell is None or kind in {"whole", "number"}:
         return cell

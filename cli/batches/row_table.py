@@ -38,7 +38,9 @@ def write_table_of_rows(client: Client, batch: Batch, name: str) -> None:
     with open_new_file(name) as file:
         for rows in _groups(client, batch.id, too_large):
             cells = [shape.cells(line, data) for line, data in rows]
-            data, about = encode_rows(shape, cells, is_parquet=is_parquet, start=start)
+            data, about = encode_rows(
+                shape, cells, is_parquet=is_parquet, start=start, is_for_programs=True
+            )
             file.write(data)
             groups.append(about)
             start, num_rows = start + len(data), num_rows + len(rows)

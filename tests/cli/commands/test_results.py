@@ -139,7 +139,8 @@ def test_rows_of_requests_are_written_as_a_table(
 ) -> None:
     """Each row is in it, with its answer or its error; the file is not overwritten."""
     monkeypatch.setattr(row_table, "_GROUP_ROWS", 2)
-    batch_id = submitted(shell, *"abcde", fail="busy")
+    custom_ids = [*"abcd", "-e"]  # not changed, as for a spreadsheet
+    batch_id = submitted(shell, *custom_ids, fail="busy")
     shell.type("resume", batch_id)
     for name in ("x.csv", "x.parquet"):
         result = shell.type("results", batch_id, "-o", name, "--json")
@@ -150,7 +151,7 @@ def test_rows_of_requests_are_written_as_a_table(
     table = parquet.read_table(shell.folder / "x.parquet")
     text = (shell.folder / "x.csv").read_text(encoding="utf-8-sig")
     rows = [*csv.DictReader(io.StringIO(text, newline=""))]
-    assert table["custom_id"].to_pylist() == [row["custom_id"] for row in rows] == [*"abcde"]
+    assert table["custom_id"].to_pylist() == [row["custom_id"] for row in rows] == custom_ids
     assert table["error"].to_pylist()[-1] == rows[-1]["error"] == "busy"
     refused = shell.type("results", batch_id, "-o", "y.csv", "-e", "errors")
     assert (refused.status, "remove -e" in refused.err) == (2, True)
