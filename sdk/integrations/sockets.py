@@ -83,8 +83,12 @@ class Wire:
 def listen(address: str) -> socket.socket:
     """Return a socket that processes can connect to at this address."""
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
-    listener.listen(_BACKLOG)
+    try:
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
     return listener
 
 

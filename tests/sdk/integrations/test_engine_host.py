@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -62,13 +61,6 @@ def row(data: bytes, *, ticket: int = 0, is_success: bool = True) -> Row:
 def process() -> Process:
     """Return the process behind the host."""
     return Process()
-
-
-@pytest.fixture
-def address(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the address of a socket."""
-    monkeypatch.setattr(sockets.tempfile, "tempdir", str(short_path))
-    return socket_address("a key")
 
 
 @pytest.fixture
@@ -164,13 +156,6 @@ def test_frames_that_answer_no_line_end_all_waits(address: str, sent: bytes, rea
             waiting.result(WAIT_SECONDS)
         with pytest.raises(EngineDied, match=reason):
             engine.send_line(2, b"b")
-
-
-@pytest.fixture
-def short_path() -> Iterator[Path]:
-    """Return a folder whose path leaves room for a socket's, as those of tests do not."""
-    with TemporaryDirectory(dir="/tmp") as folder:
-        yield Path(folder)
 
 
 def test_a_socket_is_in_a_private_folder(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,10 +93,10 @@ def _is_beyond_guards(call: Call) -> bool:
 
 @pytest.mark.parametrize("one_in", [101, pytest.param(1, marks=pytest.mark.long)])
 def test_a_table_has_all_answers_or_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_in: int
+    short_path: Path, monkeypatch: pytest.MonkeyPatch, one_in: int
 ) -> None:
     """Neither side waits for ever for the other."""
-    monkeypatch.setattr(sockets.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sockets.tempfile, "tempdir", str(short_path))
     numbers = iter(range(10**6))
 
     def run(fault: Fault | None) -> tuple[int, Any]:
@@ -133,12 +133,9 @@ def test_fewer_answers_than_rows_are_an_error(monkeypatch: pytest.MonkeyPatch) -
         list(answers.answered(process, TABLE.to_batches()))
 
 
-def test_a_reader_that_fails_ends_all_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_that_fails_ends_all_waits(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every waiting caller gets the reason, whatever the exception is."""
-    monkeypatch.setattr(sockets.tempfile, "tempdir", str(tmp_path))
-    address, process = socket_address("a key"), Process()
+    process = Process()
     monkeypatch.setattr(HostedEngine, "_resolve", lambda *_: 1 / 0)
     with accepting_host(process, address):
         engine = HostedEngine(address, {}, {})
