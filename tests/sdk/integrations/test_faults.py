@@ -117,7 +117,7 @@ def test_a_table_has_all_answers_or_an_error(
     found = {
         str(fault): status
         for fault in faults_of(counts, one_in=one_in)
-        if (status := in_process(lambda fault=fault: run(fault)[0], tmp_path / "stderr"))  # type: ignore[misc]
+        if (status := in_process(lambda fault=fault: run(fault)[0], short_path / "stderr"))  # type: ignore[misc]
         not in {0, FAILED}
     }
     assert not found
