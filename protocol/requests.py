@@ -5,7 +5,6 @@ An engine responds with these errors; a file check before loading the engine pre
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
@@ -20,7 +19,6 @@ from .decisions.openai_body import DecisionRequest
 from .decisions.questions import MAX_ORDERS
 from .decisions.systemone_body import SystemOneRequest
 from .embeddings import EmbeddingRequest
-from .errors import RequestError
 from .fields import MAX_CHOICES
 from .names import name_of_model
 from .responses.request import ResponsesRequest
@@ -53,8 +51,9 @@ from .unsupported import (
     TRANSLATION,
     VECTORS,
     NeutralValues,
+    refuse_unsupported,
 )
-from .validation import parse, short_repr
+from .validation import parse
 
 PROMPT_FIELDS = (
     *("messages", "prompt", "input", "state"),
@@ -125,32 +124,6 @@ def request_types(route: Route) -> tuple[type[BaseModel], ...]:
 def neutral_values(kind: type[BaseModel]) -> NeutralValues:
     """Return the unsupported parameters of a type of request, with their neutral values."""
     return _NEUTRAL_VALUES.get(kind, GENERATION)
-
-
-def refuse_unsupported(body: Mapping[str, Any], neutral: NeutralValues = GENERATION) -> None:
-    """Raise a `RequestError` with the name of the body's first unsupported parameter, if any.
-
-    `neutral` has the values of each that change nothing: they are allowed, and so is null.
-    `best_of` is allowed if it equals `n`.
-    """
-    for name in sorted(body.keys() & neutral.keys()):
-        value = body[name]
-        if value is None or value in neutral[name]:
-            continue
-        allowed = " or ".join(json.dumps(item) for item in (None, *neutral[name]))
-        raise _unsupported(name, value, allowed)
-    best_of = body.get("best_of")
-    choices = 1 if body.get("n") is None else body["n"]
-    if best_of is not None and best_of != choices:
-        raise _unsupported("best_of", best_of, "null, or the same as `n`")
-
-
-def _unsupported(name: str, value: object, allowed: str) -> RequestError:
-    return RequestError(
-        f"`{name}` is not supported: remove it or send {allowed}; got {short_repr(value)}.",
-        param=name,
-        code="unsupported_parameter",
-    )
 
 
 def read_body(kind: type[_Request], body: Mapping[str, Any]) -> _Request:

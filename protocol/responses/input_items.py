@@ -219,7 +219,7 @@ class ChatMessages:
 
     @property
     def _is_open(self) -> bool:
-        """Whether more text belongs to the last message, which is then of the assistant."""
+        """Return whether more text belongs to the last message, which is the assistant's."""
         last = self.messages[-1] if self.messages else {}
         return last.get("role") == "assistant" and ("content" not in last or "tool_calls" in last)
 

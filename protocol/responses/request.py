@@ -24,7 +24,8 @@ from pydantic import (
 from ..chat import ChatCompletionRequest
 from ..errors import RequestError
 from ..fields import NumLogprobs, Text, Whole, few_fields
-from ..validation import short_repr
+from ..unsupported import CHAT, refuse_unsupported
+from ..validation import parse, short_repr
 from .input_items import ChatMessages, ImagePart, Item
 
 LOGPROBS = "message.output_text.logprobs"
@@ -164,8 +165,6 @@ class ResponsesRequest(BaseModel):
 
     @model_validator(mode="after")
     def _translate(self) -> Self:
-        from ..requests import read_body  # it lists this request
-
         extra = self.__pydantic_extra__ or {}
         for name, own in _CHAT_NAMES.items():
             if extra.get(name) is not None:
@@ -195,11 +194,10 @@ class ResponsesRequest(BaseModel):
             "temperature": self.temperature,
             "top_p": self.top_p,
         }
+        body = {name: value for name, value in body.items() if value is not None}
         with self.own_names():
-            self._chat = read_body(
-                ChatCompletionRequest,
-                {name: value for name, value in body.items() if value is not None},
-            )
+            refuse_unsupported(body, CHAT)
+            self._chat = parse(ChatCompletionRequest, body)
         return self
 
     @property

@@ -27,7 +27,7 @@ class StoredResponse:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not ended."""
+        """Return whether it has not ended."""
         return self.response["status"] in _OPEN
 
 

@@ -12,7 +12,7 @@ from tidemill.protocol.chat import ChatCompletionRequest
 from tidemill.protocol.completions import CompletionRequest
 from tidemill.protocol.embeddings import EmbeddingRequest
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.requests import read_body, refuse_unsupported
+from tidemill.protocol.requests import read_body
 from tidemill.protocol.scoring import RerankRequest, ScoreRequest
 from tidemill.protocol.unsupported import (
     CHAT,
@@ -21,6 +21,7 @@ from tidemill.protocol.unsupported import (
     TRANSCRIPTION,
     VECTORS,
     NeutralValues,
+    refuse_unsupported,
 )
 
 TOOL = {"type": "function", "function": {"name": "f"}}

@@ -214,7 +214,7 @@ async def test_a_continued_conversation_is_checked_as_a_body(tmp_path: Path) -> 
         stored = await site.post(store=True, input="x" * 1_500)
         assert stored.json()["store"] is True
         fields = {"previous_response_id": stored.json()["id"], "background": True}
-        invalid = await site.post(**fields, input=[{"role": "nobody", "content": "Hi"}])
+        invalid = await site.post(**fields, input=[{"role": "visitor", "content": "Hi"}])
         assert invalid.json()["error"]["param"] == "input.0.role"
         long = await site.post(**fields, input="y" * 500)
         assert (long.status_code, long.json()["error"]["code"]) == (413, "body_too_large")

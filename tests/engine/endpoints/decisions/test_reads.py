@@ -237,7 +237,7 @@ async def test_a_chat_whose_template_opens_the_reasoning_decides_after_it(
 
 
 def test_a_model_without_a_template_decides_only_by_its_next_token(tmp_path: Path) -> None:
-    """A chat is refused with the field that asks for it."""
+    """A chat is refused with the name of its field."""
     folder = tmp_path / "model"
     shutil.copytree(demo.MODEL_PATH, folder, ignore=shutil.ignore_patterns("*.jinja"))
     endpoints = endpoints_without_weights(EngineConfig(str(folder)), None)
