@@ -128,7 +128,7 @@ def test_the_events_of_a_stream_add_up_to_the_whole_response(
 def test_a_stream_in_pieces_of_any_size_has_the_whole_response(
     parts: list[str], sizes: list[int], fields: Body
 ) -> None:
-    """Truncated and malformed outputs are no exception."""
+    """Truncated and malformed outputs give the same response, too."""
     whole, events = whole_and_events(GPT_OSS, "".join(parts), fields, sizes)
     assert [event["sequence_number"] for event in events] == [*range(len(events))]
     assert events[-1]["response"] == whole
