@@ -16,6 +16,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -52,6 +53,21 @@ def encodable(text: str) -> str:
         except UnicodeEncodeError:
             raise ValueError("must be valid Unicode, without lone surrogates") from None
     return text
+
+
+def text_or_list_of(items: str) -> Discriminator:
+    """Return the discriminator of a text, tag `<text>`, and a list of these items, tag `<list>`."""
+    return Discriminator(
+        _form_of_text_or_list,
+        custom_error_type="text_or_list",
+        custom_error_message=f"Input should be a string or a list of {items}",
+    )
+
+
+def _form_of_text_or_list(value: object) -> str | None:
+    if isinstance(value, str):
+        return "<text>"
+    return "<list>" if isinstance(value, list) else None
 
 
 def empty() -> PydanticCustomError:

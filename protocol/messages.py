@@ -8,13 +8,12 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
-    Discriminator,
     Field,
     Tag,
     model_validator,
 )
 
-from .fields import Text, fault
+from .fields import Text, fault, text_or_list_of
 from .parts import ImagePart, Part, TextPart, is_image
 from .tools import ToolCall
 
@@ -31,20 +30,10 @@ def _absent(value: object) -> object:
     return value
 
 
-def _form_of_content(value: object) -> str | None:
-    if isinstance(value, str):
-        return "<text>"
-    return "<parts>" if isinstance(value, list) else None
-
-
 Content = Annotated[
     Annotated[Text, Tag("<text>")]
-    | Annotated[list[Part], Field(fail_fast=True, min_length=1), Tag("<parts>")],
-    Discriminator(
-        _form_of_content,
-        custom_error_type="content_form",
-        custom_error_message="Input should be a string or a list of parts",
-    ),
+    | Annotated[list[Part], Field(fail_fast=True, min_length=1), Tag("<list>")],
+    text_or_list_of("parts"),
 ]
 
 

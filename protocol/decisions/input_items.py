@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from ..errors import RequestError
-from ..fields import Text
+from ..fields import Text, text_or_list_of
 from ..parts import CheckedUrl
 from .body_fields import text_of_json
 from .questions import Image, Part
@@ -78,13 +78,6 @@ class ImageItem(_Item):
     detail: Literal["low", "high", "auto", "original"] | None = None
 
 
-def form_of_input(value: object) -> str | None:
-    """Return the tag of a text or a list; None for another value."""
-    if isinstance(value, str):
-        return "<text>"
-    return "<items>" if isinstance(value, list) else None
-
-
 def _form_of_part(value: object) -> str:
     kind = value.get("type") if isinstance(value, dict) else None
     return _PARTS.get(kind, "<text>") if isinstance(kind, str) else "<text>"
@@ -100,12 +93,8 @@ ContentItem = Annotated[
 ]
 Content = Annotated[
     Annotated[Text, Tag("<text>")]
-    | Annotated[list[ContentItem], Field(fail_fast=True), Tag("<items>")],
-    Discriminator(
-        form_of_input,
-        custom_error_type="content_form",
-        custom_error_message="Input should be a string or a list of parts",
-    ),
+    | Annotated[list[ContentItem], Field(fail_fast=True), Tag("<list>")],
+    text_or_list_of("parts"),
 ]
 
 

@@ -22,10 +22,10 @@ from pydantic_core import PydanticCustomError
 from ..chat import ReasoningEffort
 from ..contract import Usage
 from ..errors import RequestError
-from ..fields import Seed, Text, Whole
+from ..fields import Seed, Text, Whole, text_or_list_of
 from ..validation import NOT_DISTINCT, short_repr
 from .body_fields import Filled, NumOrders, OptionText, TemplateVariables
-from .input_items import Content, InputItem, content_parts, form_of_input, item_parts
+from .input_items import Content, InputItem, content_parts, item_parts
 from .questions import (
     MAX_OPTIONS,
     MAX_QUESTIONS,
@@ -162,12 +162,8 @@ class DecisionRequest(BaseModel):
     model: str | None = None
     input: Annotated[
         Annotated[Filled, Tag("<text>")]
-        | Annotated[list[InputItem], Field(fail_fast=True, min_length=1), Tag("<items>")],
-        Discriminator(
-            form_of_input,
-            custom_error_type="input_form",
-            custom_error_message="Input should be a string or a list of items",
-        ),
+        | Annotated[list[InputItem], Field(fail_fast=True, min_length=1), Tag("<list>")],
+        text_or_list_of("items"),
     ]
     questions: Annotated[
         list[AnyQuestion], Field(fail_fast=True, min_length=1, max_length=MAX_QUESTIONS)

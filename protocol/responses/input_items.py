@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from ..fields import Text
+from ..fields import Text, text_or_list_of
 from ..parts import CheckedUrl
 
 _TEXT_TYPES = ("input_text", "output_text", "text")
@@ -79,20 +79,10 @@ Part = Annotated[
 ]
 
 
-def _form_of_content(value: object) -> str | None:
-    if isinstance(value, str):
-        return "<text>"
-    return "<parts>" if isinstance(value, list) else None
-
-
 Content = Annotated[
     Annotated[Text, Tag("<text>")]
-    | Annotated[list[Part], Field(fail_fast=True, min_length=1), Tag("<parts>")],
-    Discriminator(
-        _form_of_content,
-        custom_error_type="content_form",
-        custom_error_message="Input should be a string or a list of parts",
-    ),
+    | Annotated[list[Part], Field(fail_fast=True, min_length=1), Tag("<list>")],
+    text_or_list_of("parts"),
 ]
 
 

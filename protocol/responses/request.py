@@ -14,7 +14,6 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
     PrivateAttr,
     Tag,
@@ -23,7 +22,7 @@ from pydantic import (
 
 from ..chat import ChatCompletionRequest
 from ..errors import RequestError
-from ..fields import NumLogprobs, Text, Whole, few_fields
+from ..fields import NumLogprobs, Text, Whole, few_fields, text_or_list_of
 from ..unsupported import CHAT, refuse_unsupported
 from ..validation import parse, short_repr
 from .input_items import ChatMessages, ImagePart, Item
@@ -93,20 +92,10 @@ _CHAT_CHOICE = '{"type": "function", "function": {"name": …}}'
 _OWN_CHOICE = '{"type": "function", "name": …}'
 
 
-def _form_of_input(value: object) -> str | None:
-    if isinstance(value, str):
-        return "<text>"
-    return "<items>" if isinstance(value, list) else None
-
-
 Input = Annotated[
     Annotated[Text, Field(min_length=1), Tag("<text>")]
-    | Annotated[list[Item], Field(fail_fast=True, min_length=1), Tag("<items>")],
-    Discriminator(
-        _form_of_input,
-        custom_error_type="input_form",
-        custom_error_message="Input should be a string or a list of items",
-    ),
+    | Annotated[list[Item], Field(fail_fast=True, min_length=1), Tag("<list>")],
+    text_or_list_of("items"),
 ]
 
 
