@@ -41,6 +41,7 @@ from ..deployment import Deployment
 from ..errors import ConditionFailed, LeaseLost, NotThere, ObjectChanged
 from ..lifecycle.batch_lock import RESERVE_SECONDS, BatchLock, Requeue
 from ..lifecycle.finish import abandon
+from ..lifecycle.part_index import index_parts
 from ..observability import emit, figures_of, logger
 from .sealed import each_shard
 
@@ -168,7 +169,7 @@ def _close(
         )
     except ConditionFailed as exc:
         return exc.item is not None and exc.item["status"] == ShardStatus.DONE
-    index = _index_parts(aws, deployment, mine)
+    index = index_parts(aws, deployment, mine)
     drafts, kept = _read_drafts(aws, deployment, batch, mine, index)
     try:
         if _may_still_run(batch, mine) and len(index) < mine.num_rows:
@@ -251,19 +252,6 @@ def _seal(
     )
 
 
-def _index_parts(
-    aws: Aws, deployment: Deployment, shard: Shard, *, are_drafts: bool = False
-) -> PartIndex:
-    def left_out(key: str, reason: str) -> None:
-        logger.error("part unreadable", batch_id=shard.batch_id, key=key, reason=reason)
-
-    return aws.run(
-        deployment.bucket.index_parts(
-            shard.batch_id, shard.number, left_out=left_out, are_drafts=are_drafts
-        )
-    )
-
-
 def _read_drafts(
     aws: Aws, deployment: Deployment, batch: Batch, shard: Shard, index: PartIndex
 ) -> tuple[PartIndex, list[FinishedRow]]:
@@ -274,7 +262,7 @@ def _read_drafts(
     """
     if batch.escalation is None:
         return PartIndex(), []
-    drafts = _index_parts(aws, deployment, shard, are_drafts=True)
+    drafts = index_parts(aws, deployment, shard, are_drafts=True)
     cascade, reason = ShardCascade(batch, shard), _reason_of_draft(batch, shard)
     sure: set[int] = set()
     kept: list[FinishedRow] = []

@@ -25,7 +25,6 @@ from tidemill.batch.escalation import Threshold
 from tidemill.batch.file.decided_row import DecidedRow
 from tidemill.batch.model import Batch, BatchError, Shard
 from tidemill.batch.object_keys import threshold_key
-from tidemill.batch.parts import PartIndex
 from tidemill.batch.progress import HistoryBucket, history_bucket
 from tidemill.batch.shard_cascade import ShardCascade
 from tidemill.batch.states import Status
@@ -42,6 +41,7 @@ from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..errors import NotThere, ObjectChanged
 from ..lifecycle.batch_lock import RESERVE_SECONDS, BatchLock, LockLost, Requeue
+from ..lifecycle.part_index import index_parts
 from ..observability import emit, figures_of, logger
 
 T = TypeVar("T")
@@ -219,8 +219,8 @@ def _count(lock: BatchLock, batch: Batch, shard: Shard) -> None:
     aws, deployment = lock.aws, lock.deployment
     if not shard.is_escalated:
         return
-    index = _index(aws, deployment, shard)
-    drafts = _index(aws, deployment, shard, are_drafts=True)
+    index = index_parts(aws, deployment, shard)
+    drafts = index_parts(aws, deployment, shard, are_drafts=True)
     cascade, sure = ShardCascade(batch, shard), set[int]()
     for key, places in drafts.places().items():
         sure.update(cascade.sure_lines(aws.run(deployment.bucket.get(key)), places))
@@ -240,19 +240,6 @@ def _count(lock: BatchLock, batch: Batch, shard: Shard) -> None:
         emit(figures_of(gained), model=batch.model, batch_id=batch.id)
         bucket = HistoryBucket.of(*history_bucket(batch, lock.now()), gained)
         aws.run(deployment.ledger.add_history(batch, bucket))
-
-
-def _index(
-    aws: Aws, deployment: Deployment, shard: Shard, *, are_drafts: bool = False
-) -> PartIndex:
-    def left_out(key: str, reason: str) -> None:
-        logger.error("part unreadable", batch_id=shard.batch_id, key=key, reason=reason)
-
-    return aws.run(
-        deployment.bucket.index_parts(
-            shard.batch_id, shard.number, left_out=left_out, are_drafts=are_drafts
-        )
-    )
 
 
 def _fail(lock: BatchLock, code: str, message: str, *, reason: str) -> None:
@@ -329,7 +316,7 @@ def _drafts(
     if not wanted:
         return []
     found = []
-    index = _index(aws, deployment, shard, are_drafts=True)
+    index = index_parts(aws, deployment, shard, are_drafts=True)
     for key, places in index.places(wanted).items():
         part = aws.run(deployment.bucket.get(key))
         found += [(each.line, DecidedRow.parse(part[each.start : each.end])) for each in places]
