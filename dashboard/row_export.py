@@ -124,14 +124,13 @@ def encode_rows(
     *,
     is_parquet: bool,
     start: int,
-    is_for_programs: bool = False,
+    escapes: bool = True,
 ) -> RowGroup:
     """Return the cells of rows for the place `start` of a file; a file has at least one row.
 
-    CSV that is not for programs has an apostrophe before a cell that a spreadsheet would run.
+    With `escapes`, CSV has an apostrophe before each cell that a spreadsheet would run.
     """
     if not is_parquet:
-        escapes = not is_for_programs
         return RowGroup(_csv(shape, rows, has_header=not start, escapes=escapes), b"")
     head = b"" if start else MAGIC
     group = write_group(shape.columns(), [*zip(*rows, strict=True)], start + len(head))

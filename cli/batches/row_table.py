@@ -39,7 +39,7 @@ def write_table_of_rows(client: Client, batch: Batch, name: str) -> None:
         for rows in _groups(client, batch.id, too_large):
             cells = [shape.cells(line, data) for line, data in rows]
             data, about = encode_rows(
-                shape, cells, is_parquet=is_parquet, start=start, is_for_programs=True
+                shape, cells, is_parquet=is_parquet, start=start, escapes=False
             )
             file.write(data)
             groups.append(about)

@@ -417,11 +417,12 @@ def is_exact_as_eager(got: Tensor, eager: Tensor, exact: Tensor) -> bool:
     an upper limit.
     """
     apart, eagers = (token_distances(logits.double(), exact) for logits in (got, eager))
-    accepted = (TOLERANCE, 10 * TOLERANCE), (TOLERANCE, 100 * TOLERANCE)
-    pairs = (apart.median(), eagers.median()), (apart.max(), eagers.max())
-    return all(
-        float(ours) <= min(max(least, AMPLIFICATION * float(theirs)), most)
-        for (ours, theirs), (least, most) in zip(pairs, accepted, strict=True)
+
+    def is_accepted(ours: Tensor, theirs: Tensor, most: float) -> bool:
+        return float(ours) <= min(max(TOLERANCE, AMPLIFICATION * float(theirs)), most)
+
+    return is_accepted(apart.median(), eagers.median(), 10 * TOLERANCE) and is_accepted(
+        apart.max(), eagers.max(), 100 * TOLERANCE
     )
 
 
