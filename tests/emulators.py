@@ -92,15 +92,12 @@ def active_ids(table: Table) -> Operation[list[str]]:
 def running(name: str, folder: Path) -> Iterator[Emulator]:
     """Run the emulator of this name, or use the one in `AWS_ENDPOINT_URL`."""
     with ExitStack() as stack:
+        run_ministack = _framed_ministack if ARE_FRAMED else running_ministack
         if name == "localstack":
             url = os.environ["AWS_ENDPOINT_URL"]
         else:
             url = stack.enter_context(
-                running_moto(folder)
-                if name == "moto"
-                else _framed_ministack(folder)
-                if ARE_FRAMED
-                else running_ministack(folder)
+                running_moto(folder) if name == "moto" else run_ministack(folder)
             )
         address = urlsplit(url)
         services = dict.fromkeys(SERVICES, address.port)

@@ -67,7 +67,7 @@ class Frames(asyncio.Protocol):
             "extensions": {},
         }
         bodies = [body]
-        answer: list[Any] = [500, []]
+        answer: list[Any] = []
         parts: list[bytes] = []
 
         async def receive() -> dict[str, object]:
@@ -86,9 +86,10 @@ class Frames(asyncio.Protocol):
             await self._app(scope, receive, send)
         except Exception:  # noqa: BLE001 - as hypercorn does
             traceback.print_exc()
-            if parts:
+            if answer:  # the client must not take the part for the whole
                 self._transport.close()
                 return
+            answer[:] = 500, []
         frame = marshal.dumps((*answer, b"".join(parts)))
         self._transport.write(len(frame).to_bytes(_LENGTH_BYTES, "big") + frame)
 
