@@ -50,10 +50,8 @@ from .unsupported import (
     TRANSCRIPTION,
     TRANSLATION,
     VECTORS,
-    NeutralValues,
-    refuse_unsupported,
 )
-from .validation import parse
+from .validation import NeutralValues, parse, refuse_unsupported
 
 PROMPT_FIELDS = (
     *("messages", "prompt", "input", "state"),

@@ -7,13 +7,9 @@ unknown or harmless (`user`, `metadata`, `store`, `service_tier`, `priority`, â€
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
-from .errors import RequestError
-from .validation import short_repr
+from .validation import NeutralValues
 
 _TOOLS: dict[str, tuple[object, ...]] = {
     "tools": ([],),
@@ -59,8 +55,6 @@ _OUTPUT: dict[str, tuple[object, ...]] = {
     "return_routed_experts": (False,),
     "return_meta_info": (False,),
 }
-
-NeutralValues = Mapping[str, tuple[object, ...]]
 
 _VECTORS: dict[str, tuple[object, ...]] = {
     "embed_dtype": ("float32", "float"),
@@ -146,29 +140,3 @@ TRANSLATION: NeutralValues = MappingProxyType(
         "timestamp_granularities[]": ([], ["segment"]),
     }
 )
-
-
-def refuse_unsupported(body: Mapping[str, Any], neutral: NeutralValues = GENERATION) -> None:
-    """Raise a `RequestError` with the name of the body's first unsupported parameter, if any.
-
-    `neutral` has the values of each that change nothing: they are allowed, and so is null.
-    `best_of` is allowed if it equals `n`.
-    """
-    for name in sorted(body.keys() & neutral.keys()):
-        value = body[name]
-        if value is None or value in neutral[name]:
-            continue
-        allowed = " or ".join(json.dumps(item) for item in (None, *neutral[name]))
-        raise _unsupported(name, value, allowed)
-    best_of = body.get("best_of")
-    choices = 1 if body.get("n") is None else body["n"]
-    if best_of is not None and best_of != choices:
-        raise _unsupported("best_of", best_of, "null, or the same as `n`")
-
-
-def _unsupported(name: str, value: object, allowed: str) -> RequestError:
-    return RequestError(
-        f"`{name}` is not supported: remove it or send {allowed}; got {short_repr(value)}.",
-        param=name,
-        code="unsupported_parameter",
-    )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from .errors import RequestError
+
+NeutralValues = Mapping[str, tuple[object, ...]]
+"""Unsupported parameters, each with the values that change nothing."""
 
 NOT_DISTINCT = "not_distinct"
 """Type of an error whose message contains the repeated value."""
@@ -26,6 +30,31 @@ def parse(request_type: type[_Request], body: Mapping[str, Any]) -> _Request:
     except ValidationError as error:
         faults = error.errors(include_url=False)
     raise _request_error([dict(fault) for fault in faults])
+
+
+def refuse_unsupported(body: Mapping[str, Any], neutral: NeutralValues) -> None:
+    """Raise a `RequestError` with the name of the body's first unsupported parameter, if any.
+
+    Values in `neutral` are allowed, and so are null and a `best_of` that equals `n`.
+    """
+    for name in sorted(body.keys() & neutral.keys()):
+        value = body[name]
+        if value is None or value in neutral[name]:
+            continue
+        allowed = " or ".join(json.dumps(item) for item in (None, *neutral[name]))
+        raise _unsupported(name, value, allowed)
+    best_of = body.get("best_of")
+    choices = 1 if body.get("n") is None else body["n"]
+    if best_of is not None and best_of != choices:
+        raise _unsupported("best_of", best_of, "null, or the same as `n`")
+
+
+def _unsupported(name: str, value: object, allowed: str) -> RequestError:
+    return RequestError(
+        f"`{name}` is not supported: remove it or send {allowed}; got {short_repr(value)}.",
+        param=name,
+        code="unsupported_parameter",
+    )
 
 
 def short_repr(value: object) -> str:

@@ -20,6 +20,7 @@ from tidemill.protocol import unsupported
 from tidemill.protocol.audio import TranscriptionRequest, TranslationRequest
 from tidemill.protocol.chat import ChatCompletionRequest
 from tidemill.protocol.completions import CompletionRequest
+from tidemill.protocol.validation import NeutralValues
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -93,9 +94,7 @@ def test_every_parser_has_its_row(flag: str, parsers: Mapping[str, object]) -> N
         ("Recordings", [unsupported.TRANSCRIPTION, unsupported.TRANSLATION]),
     ],
 )
-def test_every_refused_parameter_has_its_reason(
-    heading: str, tables: list[unsupported.NeutralValues]
-) -> None:
+def test_every_refused_parameter_has_its_reason(heading: str, tables: list[NeutralValues]) -> None:
     """docs/reference/parameters.md lists them in one table, without supported ones."""
     page = (DOCS / "reference/parameters.md").read_text(encoding="utf-8")
     refused = page.partition("## Unsupported parameters")[2]

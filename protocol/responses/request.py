@@ -23,8 +23,8 @@ from pydantic import (
 from ..chat import ChatCompletionRequest
 from ..errors import RequestError
 from ..fields import NumLogprobs, Text, Whole, few_fields, text_or_list_of
-from ..unsupported import CHAT, refuse_unsupported
-from ..validation import parse, short_repr
+from ..unsupported import CHAT
+from ..validation import parse, refuse_unsupported, short_repr
 from .input_items import ChatMessages, ImagePart, Item
 
 LOGPROBS = "message.output_text.logprobs"

@@ -20,9 +20,8 @@ from tidemill.protocol.unsupported import (
     SCORES,
     TRANSCRIPTION,
     VECTORS,
-    NeutralValues,
-    refuse_unsupported,
 )
+from tidemill.protocol.validation import NeutralValues, refuse_unsupported
 
 TOOL = {"type": "function", "function": {"name": "f"}}
 
