@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -32,6 +34,21 @@ class PoolingRequest(BaseModel):
 
 
 EncodingFormat = Literal["float", "base64"]
+OutputDtype = Literal["float", "float32", "float16", "int8", "uint8", "binary", "ubinary"]
+"""Element types of vectors (`engine/endpoints/vectors.py`)."""
+
+TYPE_CODES: Mapping[str, str] = MappingProxyType(
+    {
+        "float": "f",
+        "float32": "f",
+        "float16": "e",
+        "int8": "b",
+        "uint8": "B",
+        "binary": "b",
+        "ubinary": "B",
+    }
+)
+"""The code of each element type in `struct` and numpy."""
 
 
 class EmbeddingRequest(PoolingRequest):
@@ -44,6 +61,7 @@ class EmbeddingRequest(PoolingRequest):
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)] | None = None
 
     encoding_format: EncodingFormat | None = None
+    output_dtype: OutputDtype | None = None
     dimensions: Annotated[Whole, Field(ge=1)] | None = None
     normalize: bool | None = None
     add_special_tokens: bool | None = None
@@ -85,14 +103,25 @@ class EmbeddingRequest(PoolingRequest):
 
 
 def embedding_body(
-    body_id: str, *, created: int, model: str, vectors: list[list[float] | str], num_tokens: int
+    body_id: str,
+    *,
+    created: int,
+    model: str,
+    vectors: Sequence[Sequence[float] | str],
+    dtype: OutputDtype | None,
+    num_tokens: int,
 ) -> dict[str, Any]:
-    """Return the response body, with vectors in the order of their inputs."""
+    """Return the response body, with vectors in the order of their inputs.
+
+    It names a `dtype` that was requested: base64 does not show it.
+    """
+    named = {} if dtype is None else {"output_dtype": dtype}
     return {
         "id": body_id,
         "object": "list",
         "created": created,
         "model": model,
+        **named,
         "data": [
             {"object": "embedding", "index": index, "embedding": vector}
             for index, vector in enumerate(vectors)

@@ -64,7 +64,6 @@ _VECTORS: dict[str, tuple[object, ...]] = {
     "input_type": (),
     "embedding_types": (["float"],),
     "output_dimension": (),
-    "output_dtype": ("float",),
 }
 
 _SCORES: dict[str, tuple[object, ...]] = {

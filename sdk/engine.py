@@ -47,7 +47,6 @@ from .progress import Progress, progress_of
 from .public import public
 
 if TYPE_CHECKING:
-    import numpy as np
     import pyarrow as pa
     from numpy.typing import NDArray
 
@@ -147,14 +146,15 @@ class Engine:
         """
         return Answers(self, requests, url, in_order, max_inflight, progress=progress)
 
-    def embed(
-        self, texts: Iterable[str], *, progress: bool = True, **params: Any
-    ) -> NDArray[np.float32]:
+    def embed(self, texts: Iterable[str], *, progress: bool = True, **params: Any) -> NDArray[Any]:
         """Return one vector per text, as rows; `params` are parameters of `/v1/embeddings`.
 
-        For a model with 384 dimensions, `engine.embed(["ebb", "flow"]).shape` is `(2, 384)`.
+        For a model with 384 dimensions, `engine.embed(["ebb", "flow"]).shape` is `(2, 384)`. The
+        elements are `float32`, or have the type of an `output_dtype`.
         """
         import numpy as np
+
+        from tidemill.protocol.embeddings import TYPE_CODES
 
         remaining, bodies = iter(texts), []
         while some := list(islice(remaining, _TEXTS_PER_REQUEST)):
@@ -165,8 +165,8 @@ class Engine:
             for answer in self.answer_many(bodies, url=EMBEDDINGS, progress=False):
                 if isinstance(answer, RequestFailed):
                     raise answer
-                data = answer["data"]
-                vectors += [np.frombuffer(b64decode(one["embedding"]), "<f4") for one in data]
+                data, code = answer["data"], TYPE_CODES[answer.get("output_dtype", "float")]
+                vectors += [np.frombuffer(b64decode(one["embedding"]), f"<{code}") for one in data]
                 shown.add(len(data))
         return np.stack(vectors) if vectors else np.zeros((0, 0), np.float32)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from array import array
+import struct
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import mul
 from typing import Any, NamedTuple
+
+from tidemill.protocol.embeddings import TYPE_CODES
 
 from .rows import has_truncated_answer
 
@@ -211,16 +213,18 @@ def probabilities_of(answer: Mapping[str, Any]) -> Mapping[Any, float]:
 def _vectors_of(body: Mapping[str, Any]) -> tuple[Sequence[float], ...]:
     """Return the embeddings, or one-dimensional vectors for scores; empty if any is malformed."""
     items = [*_items_by_index(body)]
-    vectors = [_vector_of(item) for item in items]
+    dtype = body.get("output_dtype", "float")
+    code = TYPE_CODES.get(dtype) if isinstance(dtype, str) else None
+    vectors = [_vector_of(item, code) for item in items]
     return tuple(vector for vector in vectors if vector is not None) if all(vectors) else ()
 
 
-def _vector_of(item: Mapping[str, Any]) -> Sequence[float] | None:
+def _vector_of(item: Mapping[str, Any], type_code: str | None) -> Sequence[float] | None:
     found = item.get("embedding")
     if found is None:
         found = [item.get("score", item.get("relevance_score"))]
     if isinstance(found, str):
-        found = _decoded(found)
+        found = _decoded(found, type_code)
     if not isinstance(found, list) or not set(map(type, found)) <= {int, float}:
         return None
     try:
@@ -238,11 +242,14 @@ def _items_by_index(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from sorted(found, key=lambda item: index_of[id(item)]) if is_indexed else found
 
 
-def _decoded(text: str) -> list[float] | None:
+def _decoded(text: str, type_code: str | None) -> list[float] | None:
     """Return the vector that a base64 text encodes (`encoding_format`)."""
+    if type_code is None:
+        return None
     try:
-        return array("f", b64decode(text, validate=True)).tolist()
-    except ValueError:
+        data = b64decode(text, validate=True)
+        return [*struct.unpack(f"<{len(data) // struct.calcsize(type_code)}{type_code}", data)]
+    except (struct.error, ValueError):
         return None
 
 

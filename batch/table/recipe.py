@@ -163,6 +163,8 @@ def parse_recipe(given: Mapping[str, Any], *, may_escalate: bool = False) -> Rec
             f"{route.name} does not support tables: use {CHAT_COMPLETIONS.name}, which gives the "
             "same answers"
         )
+    if route is EMBEDDINGS and params.get("output_dtype") is not None:
+        raise RecipeError("`params.output_dtype` does not support tables: use `vectors`")
     _check_questions(given, route, params, has_questions=bool(questions))
     if _flag(given, "confidence"):
         if route not in {CHAT_COMPLETIONS, COMPLETIONS}:

@@ -19,7 +19,7 @@ from ..scheduling.encoding import EncodingRequest, EncodingResult
 from .encoder_requests import EncoderModel, EncodingRequestBuilder
 from .endpoint import Prepared, RequestMetadata
 from .text_draft import TextDraft
-from .vectors import as_base64, as_numbers, check_finite, normalize
+from .vectors import PACKED, as_base64, as_numbers, check_finite, converted, normalize
 
 _Prepared = Prepared[EncodingRequest, EmbeddingRequest]
 
@@ -45,6 +45,7 @@ class Embeddings:
     def _draft(self, body: dict[str, Any], metadata: RequestMetadata) -> TextDraft[_Prepared]:
         request = read_body(EmbeddingRequest, body)
         self._check_width(request.dimensions)
+        self._check_dtype(request)
         sequences = self._sequences(request, metadata.created)
         return sequences.then(lambda requests: Prepared(requests, request, metadata))
 
@@ -52,12 +53,17 @@ class Embeddings:
         """Return the vectors in the order of the inputs."""
         request, metadata = prepared.context, prepared.metadata
         shown = as_base64 if request.encoding_format == "base64" else as_numbers
+        dtype = request.output_dtype
+        vectors = [self._vector(result, request) for result in results]
         num_tokens = sum(result.num_tokens for result in results)
         answer = embedding_body(
             response_id("embd", metadata.request_id),
             created=metadata.created,
             model=metadata.model,
-            vectors=[shown(self._vector(result, request)) for result in results],
+            vectors=[
+                shown(vector if dtype is None else converted(vector, dtype)) for vector in vectors
+            ],
+            dtype=dtype,
             num_tokens=num_tokens,
         )
         return Reply(200, answer, Usage(prompt_tokens=num_tokens))
@@ -91,9 +97,22 @@ class Embeddings:
     def _vector(self, result: EncodingResult, request: EmbeddingRequest) -> NDArray[np.float32]:
         """Return the vector `[D]`, cut to the requested dimensions before it is normalized."""
         vector = check_finite(result.values)[: request.dimensions]
+        return normalize(vector) if self._has_length_one(request) else vector
+
+    def _has_length_one(self, request: EmbeddingRequest) -> bool:
         wanted = request.wants_length_one
-        is_scaled = self._description.normalize if wanted is None else wanted
-        return normalize(vector) if is_scaled else vector
+        return self._description.normalize if wanted is None else wanted
+
+    def _check_dtype(self, request: EmbeddingRequest) -> None:
+        """Reject an element type that does not fit the vectors."""
+        dtype = request.output_dtype
+        if dtype in PACKED and (request.dimensions or self._width) % 8:
+            reason = "eight dimensions are packed into a byte: set `dimensions` to a multiple of 8"
+        elif dtype in {"int8", "uint8"} and not self._has_length_one(request):
+            reason = "the vectors must have length 1: set `use_activation` to true"
+        else:
+            return
+        raise RequestError(f"`output_dtype` cannot be '{dtype}': {reason}.", param="output_dtype")
 
     def _check_width(self, dimensions: int | None) -> None:
         """Reject dimensions that the model was not trained for (Matryoshka)."""

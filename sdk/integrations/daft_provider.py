@@ -69,6 +69,8 @@ class Provider(DaftProvider):  # type: ignore[misc]
         self, model: str | None = None, dimensions: int | None = None, **options: Any
     ) -> EngineEmbedderDescriptor:
         """Return the descriptor of an embedder; without `dimensions`, the model determines them."""
+        if options.get("output_dtype") is not None:
+            raise TidemillError("`output_dtype` does not support Daft, whose vectors are float32")
         sized = {} if dimensions is None else {"dimensions": dimensions}
         found = self._options_of(model, {"batch_size": _TEXTS_PER_REQUEST, **options, **sized})
         return EngineEmbedderDescriptor(found, dimensions)

@@ -41,6 +41,10 @@ def vectors(*items: object) -> dict[str, Any]:
         ({"choices": [{"text": "x"}]}, {"choices": [{"text": "x", "logprobs": None}]}),
         ({"text": "x", "duration": 1}, {"text": "x"}),
         (vectors([1.0, 2.0]), {"data": vectors([1.0, 2.0])["data"], "model": "m"}),
+        (
+            vectors([1, -2]),
+            vectors(base64.b64encode(b"\x01\xfe").decode()) | {"output_dtype": "int8"},
+        ),
         (vectors([0.5, 2]), vectors(base64.b64encode(struct.pack("<2f", 0.5, 2)).decode())),
         (
             {"results": [{"index": 1, "relevance_score": 0.1}, {"index": 0, "relevance_score": 2}]},

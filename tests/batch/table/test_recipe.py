@@ -79,6 +79,10 @@ def test_a_prompt_fills_the_field_of_its_url(url: str, expected: Any) -> None:
             {"prompt": "x", "confidence": True, "url": "/v1/embeddings"},
             "/v1/embeddings does not support `confidence`",
         ),
+        (
+            {"prompt": "x", "params": {"output_dtype": "int8"}, "url": "/v1/embeddings"},
+            "`params.output_dtype` does not support tables: use `vectors`",
+        ),
     ],
 )
 def test_an_invalid_recipe_is_reported(given: dict[str, Any], words: str) -> None:

@@ -20,8 +20,11 @@ from tests.engine.scripted_encoder import (
     minilm_tokenizer,
     values_of,
 )
+from tidemill.engine.endpoints.vectors import as_base64, as_numbers, converted
 from tidemill.engine.model.encoders.pooling_config import Pooling
 from tidemill.engine.scheduling.encoding import EncodingRequest, EncodingResult
+from tidemill.protocol.embeddings import TYPE_CODES, OutputDtype
+from tidemill.protocol.errors import RequestError
 
 URL = "/v1/embeddings"
 LONG = "word " * 40
@@ -80,6 +83,67 @@ async def test_base64_contains_the_same_floats_as_the_list() -> None:
     [packed] = (await scene.body(URL, input="a", encoding_format="base64"))["data"]
     read = np.frombuffer(b64decode(packed["embedding"]), dtype="<f4")
     assert np.array_equal(np.array(plain["embedding"], dtype=np.float32), read)
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        ("float", [0.5, -0.5, 0.1, -0.1, 0.0, 0.65, -0.2, -0.155]),
+        ("float16", [0.5, -0.5, 0.1, -0.1, 0.0, 0.65, -0.2, -0.155]),
+        ("int8", [64, -64, 13, -13, 0, 83, -25, -20]),
+        ("uint8", [192, 64, 141, 115, 128, 211, 103, 108]),
+        ("ubinary", [0b10100100]),
+        ("binary", [0b10100100 - 128]),
+    ],
+)
+def test_elements_have_the_requested_type_in_both_encodings(
+    dtype: OutputDtype, expected: list[float], encoding: str
+) -> None:
+    """Halves of an integer are rounded to the even one; zero is not above zero."""
+    vector = np.array([0.5, -0.5, 0.1, -0.1, 0, 0.65, -0.2, -0.155], np.float32)
+    found = converted(vector, dtype)
+    elements: Any = as_numbers(found)
+    if encoding == "base64":
+        elements = np.frombuffer(b64decode(as_base64(found)), f"<{TYPE_CODES[dtype]}")
+    assert np.allclose(elements, expected, atol=1e-3)
+    assert np.array(elements).nbytes == found.nbytes or encoding == "float"
+
+
+async def test_a_body_names_the_requested_type_of_its_elements() -> None:
+    """Base64 does not show it."""
+    scene = Scene()
+    body = await scene.body(URL, input="a", output_dtype="int8")
+    [vector] = [entry["embedding"] for entry in body["data"]]
+    exact = unit(values_of(scene.encoder.requests[0], WIDTH))
+    assert (body["output_dtype"], vector) == ("int8", np.rint(127 * exact).tolist())
+    assert "output_dtype" not in await scene.body(URL, input="a")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"output_dtype": "int8", "use_activation": False}, "must have length 1"),
+        ({"output_dtype": "uint8", "use_activation": False}, "must have length 1"),
+        ({"output_dtype": "binary", "dimensions": 4}, "multiple of 8"),
+        ({"output_dtype": "int4"}, "'binary' or 'ubinary'"),
+        ({"output_dtype": ["int8"]}, "'binary' or 'ubinary'"),
+    ],
+)
+async def test_an_element_type_that_does_not_fit_is_refused(
+    fields: dict[str, Any], message: str
+) -> None:
+    """Values above 1 would be cut off, and bits of a byte would be missing."""
+    scene = Scene(encoder_model(matryoshka=frozenset()))
+    error = await scene.error(URL, input="a", **fields)
+    assert error["param"] == "output_dtype"
+    assert message in error["message"]
+
+
+def test_a_value_beyond_float16_is_refused() -> None:
+    """Infinity is no JSON."""
+    with pytest.raises(RequestError, match="beyond"):
+        converted(np.array([1e5], np.float32), "float16")
 
 
 @pytest.mark.parametrize(

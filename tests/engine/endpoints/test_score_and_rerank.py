@@ -279,6 +279,7 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "input": TEXTS | st.lists(st.integers(-1, 40_000), max_size=20),
     "messages": st.lists(st.fixed_dictionaries({"role": TEXT, "content": TEXTS}), max_size=2),
     "encoding_format": st.sampled_from(["float", "base64", "int8", None]),
+    "output_dtype": st.sampled_from(["int8", "binary", "float16", None]),
     "dimensions": NUMBER,
     "normalize": FLAG,
     "prompt_name": TEXT,
