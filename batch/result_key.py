@@ -34,6 +34,7 @@ _SHOWN: Final = frozenset({"metadata"})
 
 _DETERMINED: Final = (
     routes.EMBEDDINGS,
+    routes.COHERE_EMBED,
     routes.SCORE,
     routes.RERANK,
     routes.GENERATIVE_SCORING,

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from .audio import TranscriptionRequest, TranslationRequest
 from .chat import ChatCompletionRequest
+from .cohere_embed import CohereEmbedRequest
 from .completions import CompletionRequest
 from .decisions.openai_body import DecisionRequest
 from .decisions.questions import MAX_ORDERS
@@ -24,6 +25,7 @@ from .names import name_of_model
 from .responses.request import ResponsesRequest
 from .routes import (
     CHAT_COMPLETIONS,
+    COHERE_EMBED,
     COMPLETIONS,
     DECISIONS,
     EMBEDDINGS,
@@ -42,6 +44,7 @@ from .scoring import GenerativeScoringRequest, RerankRequest, ScoreRequest
 from .stream import refuse_stream
 from .unsupported import (
     CHAT,
+    COHERE,
     DECISION,
     GENERATION,
     RESPONSE,
@@ -54,7 +57,7 @@ from .unsupported import (
 from .validation import NeutralValues, parse, refuse_unsupported
 
 PROMPT_FIELDS = (
-    *("messages", "prompt", "input", "state"),
+    *("messages", "prompt", "input", "state", "texts", "inputs"),
     *("query", "queries", "documents", "items", "text_1", "text_2", "data_1", "data_2"),
 )
 """Body fields that contain the model's input, except audio."""
@@ -66,6 +69,8 @@ PROMPT_NAMES = frozenset({*PROMPT_FIELDS, "file"})
 _SEQUENCE_LISTS = (
     "prompt",
     "input",
+    "texts",
+    "inputs",
     "documents",
     "text_1",
     "text_2",
@@ -91,6 +96,7 @@ _REQUESTS: Mapping[str, type[BaseModel]] = MappingProxyType(
         DECISIONS.name: DecisionRequest,
         SYSTEM_ONE.name: SystemOneRequest,
         EMBEDDINGS.name: EmbeddingRequest,
+        COHERE_EMBED.name: CohereEmbedRequest,
         RERANK.name: RerankRequest,
         TRANSCRIPTIONS.name: TranscriptionRequest,
         TRANSLATIONS.name: TranslationRequest,
@@ -101,6 +107,7 @@ _NEUTRAL_VALUES: Mapping[type[BaseModel], NeutralValues] = MappingProxyType(
         ChatCompletionRequest: CHAT,
         ResponsesRequest: RESPONSE,
         EmbeddingRequest: VECTORS,
+        CohereEmbedRequest: COHERE,
         ScoreRequest: SCORES,
         RerankRequest: SCORES,
         GenerativeScoringRequest: SCORES,

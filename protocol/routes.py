@@ -50,6 +50,7 @@ EMBEDDINGS = Route(
     "an embedding model",
     exact=frozenset({"/v1/embeddings", "/embeddings"}),
 )
+COHERE_EMBED = Route("/v2/embed", "an embedding model", exact=frozenset({"/v2/embed"}))
 GENERATIVE_SCORING = Route(
     "/v1/generative_scoring",
     _WRITES,
@@ -80,6 +81,7 @@ ROUTES: tuple[Route, ...] = (
     DECISIONS,
     SYSTEM_ONE,
     EMBEDDINGS,
+    COHERE_EMBED,
     SCORE,
     RERANK,
     TRANSCRIPTIONS,
@@ -94,6 +96,7 @@ ENDPOINTS = (
     DECISIONS.name,
     SYSTEM_ONE.name,
     EMBEDDINGS.name,
+    COHERE_EMBED.name,
     SCORE.name,
     RERANK.name,
     TRANSCRIPTIONS.name,

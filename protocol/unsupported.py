@@ -79,6 +79,7 @@ CHAT: NeutralValues = MappingProxyType(
 )
 _POOLING = _INPUT | _VECTORS
 VECTORS: NeutralValues = MappingProxyType(_POOLING)
+COHERE: NeutralValues = MappingProxyType({**_INPUT, "images": ([],)})
 SCORES: NeutralValues = MappingProxyType(_POOLING | _SCORES)
 
 # Decisions are read, not generated; a joint read needs a diffusion model.

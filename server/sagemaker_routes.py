@@ -40,6 +40,8 @@ _URLS = {
     "max_output_tokens": urls.RESPONSES,
     "input": urls.EMBEDDINGS,
     "label_token_ids": urls.GENERATIVE_SCORING,
+    "texts": urls.COHERE_EMBED,
+    "inputs": urls.COHERE_EMBED,
     "query": urls.RERANK,
     "text_1": urls.SCORE,
     "data_1": urls.SCORE,

@@ -211,7 +211,12 @@ def probabilities_of(answer: Mapping[str, Any]) -> Mapping[Any, float]:
 
 
 def _vectors_of(body: Mapping[str, Any]) -> tuple[Sequence[float], ...]:
-    """Return the embeddings, or one-dimensional vectors for scores; empty if any is malformed."""
+    """Return the embeddings, or one-dimensional vectors for scores; empty if any is malformed.
+
+    Of a `/v2/embed` body they are those of the first type.
+    """
+    if isinstance(by_type := body.get("embeddings"), dict):
+        body = {"data": [{"embedding": each} for each in next(iter(by_type.values()), ())]}
     items = [*_items_by_index(body)]
     dtype = body.get("output_dtype", "float")
     code = TYPE_CODES.get(dtype) if isinstance(dtype, str) else None

@@ -20,8 +20,8 @@ _MAX_TEXT_BYTES: Final = 2**17
 # A practical limit whatever a line requests, because a table stores the sum over all lines.
 _MAX_OUTPUT: Final = 2**20
 _READING: Final = (
-    *(routes.EMBEDDINGS, routes.SCORE, routes.RERANK, routes.GENERATIVE_SCORING),
-    *(routes.DECISIONS, routes.SYSTEM_ONE),
+    *(routes.EMBEDDINGS, routes.COHERE_EMBED, routes.SCORE, routes.RERANK),
+    *(routes.GENERATIVE_SCORING, routes.DECISIONS, routes.SYSTEM_ONE),
 )
 
 

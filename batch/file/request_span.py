@@ -24,6 +24,7 @@ _OPERATIONS: Final = {
     "/responses": "chat",
     "/completions": "text_completion",
     "/embeddings": "embeddings",
+    "/embed": "embeddings",
 }
 _NUMBERS: Final = {
     "temperature": "gen_ai.request.temperature",

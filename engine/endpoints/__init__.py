@@ -11,6 +11,7 @@ from ..scheduling.sequence import SequenceRequest, SequenceResult
 from ..scheduling.speech import SpeechRequest, SpeechResult
 from ..text.text_model import TextModel
 from .chat import ChatCompletions
+from .cohere_embed import CohereEmbed
 from .completions import Completions
 from .decisions.chat_reader import ChatReader
 from .decisions.code_readout import CodeReader
@@ -83,7 +84,10 @@ def encoder_endpoints(
     if (reader := _head_reader(model)) is not None:
         return (Decisions(reader), SystemOne(reader))
     scores = (Score(model), Rerank(model))
-    return (Embeddings(model), *scores) if model.description.task == "embed" else scores
+    if model.description.task != "embed":
+        return scores
+    embeddings = Embeddings(model)
+    return (embeddings, CohereEmbed(embeddings), *scores)
 
 
 def speech_endpoints(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tidemill.protocol.bodies import response_id
 from tidemill.protocol.contract import Reply, Usage
-from tidemill.protocol.embeddings import EmbeddingRequest, embedding_body
+from tidemill.protocol.embeddings import EmbeddingRequest, OutputDtype, embedding_body
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.requests import read_body
 from tidemill.protocol.routes import EMBEDDINGS
@@ -33,6 +33,7 @@ class Embeddings:
         self._requests = EncodingRequestBuilder(model)
         self._description = model.description
         self._width = model.width
+        self.max_model_len = model.max_model_len
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
         """Return a sequence for each input, or for the conversation."""
@@ -44,9 +45,9 @@ class Embeddings:
 
     def _draft(self, body: dict[str, Any], metadata: RequestMetadata) -> TextDraft[_Prepared]:
         request = read_body(EmbeddingRequest, body)
-        self._check_width(request.dimensions)
-        self._check_dtype(request)
-        sequences = self._sequences(request, metadata.created)
+        self.check_width(request.dimensions)
+        self.check_dtype(request, request.output_dtype, "output_dtype")
+        sequences = self.sequences(request, metadata.created, "input")
         return sequences.then(lambda requests: Prepared(requests, request, metadata))
 
     def finish(self, prepared: _Prepared, results: Sequence[EncodingResult]) -> Reply:
@@ -54,7 +55,7 @@ class Embeddings:
         request, metadata = prepared.context, prepared.metadata
         shown = as_base64 if request.encoding_format == "base64" else as_numbers
         dtype = request.output_dtype
-        vectors = [self._vector(result, request) for result in results]
+        vectors = [self.vector(result, request) for result in results]
         num_tokens = sum(result.num_tokens for result in results)
         answer = embedding_body(
             response_id("embd", metadata.request_id),
@@ -68,9 +69,15 @@ class Embeddings:
         )
         return Reply(200, answer, Usage(prompt_tokens=num_tokens))
 
-    def _sequences(
-        self, request: EmbeddingRequest, created: int
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """The model's prompts by their names."""
+        return self._description.prompts
+
+    def sequences(
+        self, request: EmbeddingRequest, created: int, param: str
     ) -> TextDraft[list[EncodingRequest]]:
+        """Draft a sequence for each input, which is the field `param` of the body."""
         if request.messages is not None:
             text = self._requests.render(
                 request.messages,
@@ -89,12 +96,12 @@ class Embeddings:
         return self._requests.from_prompts(
             request.input or [],
             request,
-            param="input",
+            param=param,
             add_special_tokens=request.add_special_tokens is not False,
             prefix=self._requests.prompt_named(request.prompt_name),
         )
 
-    def _vector(self, result: EncodingResult, request: EmbeddingRequest) -> NDArray[np.float32]:
+    def vector(self, result: EncodingResult, request: EmbeddingRequest) -> NDArray[np.float32]:
         """Return the vector `[D]`, cut to the requested dimensions before it is normalized."""
         vector = check_finite(result.values)[: request.dimensions]
         return normalize(vector) if self._has_length_one(request) else vector
@@ -103,18 +110,17 @@ class Embeddings:
         wanted = request.wants_length_one
         return self._description.normalize if wanted is None else wanted
 
-    def _check_dtype(self, request: EmbeddingRequest) -> None:
-        """Reject an element type that does not fit the vectors."""
-        dtype = request.output_dtype
+    def check_dtype(self, request: EmbeddingRequest, dtype: OutputDtype | None, param: str) -> None:
+        """Reject an element type, from the field `param`, that does not fit the vectors."""
         if dtype in PACKED and (request.dimensions or self._width) % 8:
             reason = "eight dimensions are packed into a byte: set `dimensions` to a multiple of 8"
         elif dtype in {"int8", "uint8"} and not self._has_length_one(request):
             reason = "the vectors must have length 1: set `use_activation` to true"
         else:
             return
-        raise RequestError(f"`output_dtype` cannot be '{dtype}': {reason}.", param="output_dtype")
+        raise RequestError(f"`{param}` cannot be '{dtype}': {reason}.", param=param)
 
-    def _check_width(self, dimensions: int | None) -> None:
+    def check_width(self, dimensions: int | None) -> None:
         """Reject dimensions that the model was not trained for (Matryoshka)."""
         widths = self._description.matryoshka
         if dimensions is None or (widths is None and dimensions == self._width):

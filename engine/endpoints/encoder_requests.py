@@ -21,6 +21,8 @@ from .request_bounds import check_pair_chars
 from .text_draft import TextDraft
 
 _MAX_NAMES_SHOWN = 20
+_OF_COHERE = frozenset({"texts", "inputs"})
+_TO_TRUNCATE = "set `truncate_prompt_tokens`, or pass --truncate-prompt-tokens for all requests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +241,8 @@ class EncodingRequestBuilder:
                 is_part = bool(texts) and len(texts[number - 1]) > self._reader.max_chars
                 raise RequestError(
                     f"This model's maximum context length is {limit} tokens. However, {which} has "
-                    f"{'at least ' if is_part else ''}{len(ids)} tokens. To truncate it, set "
-                    "`truncate_prompt_tokens`, or pass --truncate-prompt-tokens for all requests.",
+                    f"{'at least ' if is_part else ''}{len(ids)} tokens. To truncate it, "
+                    f"{_TO_TRUNCATE if param not in _OF_COHERE else 'remove `truncate`'}.",
                     param=param,
                     code="context_length_exceeded",
                 )

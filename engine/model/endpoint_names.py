@@ -11,6 +11,7 @@ from dataclasses import replace
 from tidemill.protocol.contract import EngineError
 from tidemill.protocol.routes import (
     CHAT_COMPLETIONS,
+    COHERE_EMBED,
     COMPLETIONS,
     DECISIONS,
     EMBEDDINGS,
@@ -31,7 +32,7 @@ from .encoders.pooling_config import PoolingTask, read_pooling_config
 
 _SPEECH_TYPE = "whisper"
 _POOLED: dict[PoolingTask, list[Route]] = {
-    "embed": [EMBEDDINGS, SCORE, RERANK],
+    "embed": [EMBEDDINGS, COHERE_EMBED, SCORE, RERANK],
     "score": [SCORE, RERANK],
     "decide": [DECISIONS, SYSTEM_ONE],
 }

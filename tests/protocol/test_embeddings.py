@@ -109,7 +109,8 @@ def test_normalisation_has_two_names(fields: dict[str, bool], wanted: object) ->
 
 def test_the_body_lists_vectors_in_order() -> None:
     """It is OpenAI's body, with vLLM's ID and time."""
-    body = embedding_body("embd-1", created=5, model="m", vectors=[[0.5], "AAAAPw=="], num_tokens=7)
+    vectors = [[0.5], "AAAAPw=="]
+    body = embedding_body("embd-1", created=5, model="m", vectors=vectors, dtype=None, num_tokens=7)
     assert body["data"] == [
         {"object": "embedding", "index": 0, "embedding": [0.5]},
         {"object": "embedding", "index": 1, "embedding": "AAAAPw=="},

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from tests.engine.endpoints.test_transcriptions import MODEL as SPEECH
 from tests.engine.scripted_model import Scene, text_model
 from tidemill.engine.endpoints import speech_endpoints, text_endpoints
+from tidemill.engine.endpoints.cohere_embed import CohereEmbed
 from tidemill.engine.endpoints.embeddings import Embeddings
 from tidemill.engine.endpoints.scoring import Rerank, Score
 from tidemill.protocol.errors import RequestError
@@ -100,7 +101,7 @@ def test_a_valid_body_has_no_predicted_error(url: str) -> None:
 def test_offered_endpoints_are_those_of_engines() -> None:
     """No kind of model is missing, and no endpoint is invented."""
     text = text_endpoints(text_model(), seed=0)
-    pooling = (Embeddings, Score, Rerank)
+    pooling = (Embeddings, CohereEmbed, Score, Rerank)
     speech = speech_endpoints(SPEECH, no_host)
     served = (*text, *pooling, *speech)
     assert sorted(endpoint.route.name for endpoint in served) == sorted(ENDPOINTS)

@@ -26,6 +26,8 @@ from tidemill.server import sagemaker_routes
         ({"state": None, "questions": {}, "instructions": "a"}, "/v1/systemone"),
         ({"input": "a", "max_output_tokens": 5}, "/v1/responses"),
         ({"query": "a", "documents": []}, "/v1/rerank"),
+        ({"texts": ["a"]}, "/v2/embed"),
+        ({"inputs": []}, "/v2/embed"),
         ({"text_1": "a", "text_2": "b"}, "/v1/score"),
         ({"queries": "a", "documents": []}, "/v1/score"),
         ({"file_url": "data:"}, "/v1/audio/transcriptions"),

@@ -212,6 +212,7 @@ def test_a_long_line_is_not_parsed() -> None:
     [
         ("/v1/completions", "text_completion"),
         ("/v1/embeddings", "embeddings"),
+        ("/v2/embed", "embeddings"),
         ("/v1/rerank", "rerank"),
         ("/v1/audio/transcriptions", "transcriptions"),
     ],

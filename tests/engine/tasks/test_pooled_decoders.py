@@ -154,7 +154,7 @@ async def test_flags_select_text_vectors_or_scores_of_a_decoder(
     """The flags are those of vLLM."""
     urls = (
         {"/v1/chat/completions", "/v1/completions"},
-        {"/v1/embeddings", "/v1/score", "/v1/rerank"},
+        {"/v1/embeddings", "/v2/embed", "/v1/score", "/v1/rerank"},
     )
     for settings, served_urls in (({}, urls[0]), ({"convert": "embed"}, urls[1])):
         reply = await refusal(serve(decoder, **settings), "/v1/unknown")
