@@ -32,13 +32,13 @@ from .frames import (
     Fetched,
     Frame,
     FrameError,
+    FrameReader,
+    FrameWriter,
     Ready,
     Row,
     Run,
     Stats,
-    encode_frame,
     open_wire,
-    read_frame,
 )
 from .liveness import STACKS_SIGNAL, LivenessPage, LivenessWriter
 
@@ -115,7 +115,7 @@ class _Process:
         self,
         load: Load,
         reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        writer: FrameWriter,
         stats_seconds: float,
         liveness: LivenessWriter | None,
         *,
@@ -152,21 +152,24 @@ class _Process:
 
     async def _listen(self) -> None:
         """Start and abort requests until the pipe ends."""
-        while (frame := await read_frame(self._reader)) is not None:
-            match frame:
-                case Run():
-                    self._start(frame.ticket, self._run_line(frame))
-                case Ask():
-                    self._start(frame.ticket, self._answer(frame))
-                case Abort():
-                    if task := self._tasks.get(frame.ticket):  # otherwise its row is being sent
-                        task.cancel()
-                case Fetched() if not self._fetched.done():
-                    self._fetched.set_result(frame.folders)
-                case _:
-                    raise FrameError(
-                        f"a {type(frame).__name__} frame must not be sent to an engine"
-                    )
+        reader = FrameReader(self._reader)
+        while frames := await reader.read():
+            for frame in frames:
+                self._handle(frame)
+
+    def _handle(self, frame: Frame) -> None:
+        match frame:
+            case Run():
+                self._start(frame.ticket, self._run_line(frame))
+            case Ask():
+                self._start(frame.ticket, self._answer(frame))
+            case Abort():
+                if task := self._tasks.get(frame.ticket):  # otherwise its row is being sent
+                    task.cancel()
+            case Fetched() if not self._fetched.done():
+                self._fetched.set_result(frame.folders)
+            case _:
+                raise FrameError(f"a {type(frame).__name__} frame must not be sent to an engine")
 
     async def _count_turns(self, liveness: LivenessWriter) -> None:
         """Count iterations of the event loop."""
@@ -213,7 +216,9 @@ class _Process:
         # Drain before the write instead of after it: while rows stream, the pipe may stay full, and
         # a task that waited after its write would hold its row until the stream ends.
         await self._writer.drain()
-        self._writer.write(encode_frame(frame))
+        self._writer.write(frame)
+        if not isinstance(frame, Row):  # parts of a stream are sent one by one
+            self._writer.flush()
 
     async def _send_failure(self, failure: BaseException) -> None:
         if isinstance(failure, EngineError):

@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 
 from tidemill.batch.errors import HandlerError
@@ -25,13 +26,12 @@ from .frames import (
     Fetched,
     Frame,
     FrameError,
+    FrameReader,
     Ready,
     Row,
     Run,
     Stats,
-    encode_frame,
     open_wire,
-    read_frame,
 )
 from .liveness import STACKS_SIGNAL, LivenessPage
 
@@ -151,27 +151,20 @@ class EngineClient:
                 self._kill("not loaded")
                 await self.close()
 
-    async def fetch_row(self, number: int, created: int, data: bytes) -> Row:
-        """Return the row of request line `number` with these bytes; callable by many tasks at once.
+    def fetch_row(self, number: int, created: int, data: bytes) -> asyncio.Future[Row]:
+        """Return a future of the row of request line `number` with these bytes.
 
-        Cancelling the call aborts the request. Raises EngineDied if there will be no row, and
-        FrameError for a line that is too long to send.
+        Cancelling it aborts the request. Raises FrameError for a line that is too long to send, and
+        EngineDied, which the future also raises, if there will be no row.
         """
         if self._death is not None:
             raise self._died(self._death, was_sent=False)
         ticket = next(self._tickets)
+        self._writer.write(Run(ticket, number, created, data))
         answered: asyncio.Future[Row] = asyncio.get_running_loop().create_future()
         self._pending[ticket] = answered
-        try:
-            self._writer.write(encode_frame(Run(ticket, number, created, data)))
-            with suppress(ConnectionError):  # `answered` gets the reason
-                await self._writer.drain()
-            return await answered
-        except asyncio.CancelledError:
-            self._abort(ticket)
-            raise
-        finally:
-            del self._pending[ticket]
+        answered.add_done_callback(partial(self._forget, ticket))
+        return answered
 
     async def ask(
         self, request: bytes, created: int, *, is_online: bool
@@ -186,7 +179,7 @@ class EngineClient:
         ticket, is_over = next(self._tickets), False
         answers = self._exchanges[ticket] = asyncio.Queue[Answer | EngineDied]()
         try:
-            self._writer.write(encode_frame(Ask(ticket, created, is_online, request)))
+            self._writer.write(Ask(ticket, created, is_online, request))
             with suppress(ConnectionError):  # `answers` gets the reason
                 await self._writer.drain()
             while not is_over:
@@ -203,10 +196,16 @@ class EngineClient:
             if not is_over:
                 self._abort(ticket)
 
+    def _forget(self, ticket: int, answered: asyncio.Future[Row]) -> None:
+        """Forget a request that has ended, and abort it if it was cancelled."""
+        del self._pending[ticket]
+        if answered.cancelled():
+            self._abort(ticket)
+
     def _abort(self, ticket: int) -> None:
-        """Abort a request, unless the process has ended or is about to."""
-        if self._death is None and not self._writer.is_closing():
-            self._writer.write(encode_frame(Abort(ticket)))
+        """Abort a request, unless the process has ended."""
+        if self._death is None:
+            self._writer.write(Abort(ticket))
 
     async def close(self) -> None:
         """End the process, with SIGKILL if it does not exit by itself. Idempotent."""
@@ -253,7 +252,7 @@ class EngineClient:
             return
         await asyncio.wait((self._folders, self._ready), return_when=asyncio.FIRST_COMPLETED)
         if not self._ready.done():
-            self._writer.write(encode_frame(Fetched(self._folders.result())))
+            self._writer.write(Fetched(self._folders.result()))
 
     async def _listen(self, wire: asyncio.StreamReader) -> None:
         """Handle frames until the process has ended, then fail all pending requests."""
@@ -282,9 +281,11 @@ class EngineClient:
         return f"exited with status {status}"
 
     async def _read_frames(self, wire: asyncio.StreamReader) -> None:
+        reader = FrameReader(wire)
         try:
-            while (frame := await read_frame(wire)) is not None:
-                self._handle_frame(frame)
+            while frames := await reader.read():
+                for frame in frames:
+                    self._handle_frame(frame)
         except FrameError as exc:
             if wire.at_eof():  # its death truncated the last frame
                 return
@@ -332,8 +333,7 @@ class EngineClient:
                 answered.set_exception(self._died(reason))
         for exchange in self._exchanges.values():
             exchange.put_nowait(self._died(reason))
-        if self._writer.transport.get_write_buffer_size():
-            self._writer.transport.abort()  # frees requests that wait for an unread pipe
+        self._writer.abort_unread()  # frees requests that wait for an unread pipe
 
     def _died(self, reason: str, *, was_sent: bool = True) -> EngineDied:
         is_broken = self._failed is not None and self._failed.code == MACHINE_FAILED

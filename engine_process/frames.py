@@ -244,9 +244,7 @@ def decode_frame(kind: int, payload: bytes) -> Frame:
         raise FrameError(f"invalid {frame_type.__name__} frame: {exc}") from exc
 
 
-async def open_wire(
-    reader_fd: int, writer_fd: int
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def open_wire(reader_fd: int, writer_fd: int) -> tuple[asyncio.StreamReader, FrameWriter]:
     """Return streams over one end of each pipe; the streams own the descriptors."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=_READ_AHEAD_BYTES)
@@ -258,28 +256,109 @@ async def open_wire(
         lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()),
         os.fdopen(writer_fd, "wb", buffering=0),
     )
-    return reader, asyncio.StreamWriter(transport, protocol, None, loop)
+    return reader, FrameWriter(asyncio.StreamWriter(transport, protocol, None, loop))
 
 
-async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
-    """Return the next frame, or None if the pipe was closed after the last one.
+class FrameReader:
+    """Reads frames from a stream: all that have arrived at a time."""
 
-    Raises FrameError for a frame that is truncated, too long or unknown; reading must then stop.
-    """
-    header = await _read(reader, _HEADER.size)
-    if not header:
-        return None
-    num_bytes, kind = _HEADER.unpack(header)
-    if num_bytes > MAX_PAYLOAD_BYTES:
-        raise _too_long(num_bytes)
-    payload = await _read(reader, num_bytes)
-    if len(payload) < num_bytes:
-        raise _truncated(len(payload), num_bytes)
-    return decode_frame(kind, payload)
+    def __init__(self, stream: asyncio.StreamReader) -> None:
+        self._stream = stream
+        self._unread = b""
+
+    async def read(self) -> list[Frame]:
+        """Return the next frames; none if the pipe was closed after the last one.
+
+        Raises FrameError for a frame that is truncated, too long or unknown; reading must then
+        stop.
+        """
+        while not (frames := self._take()):
+            if len(self._unread) < _HEADER.size:
+                more = await self._stream.read(_READ_AHEAD_BYTES)
+                if not more and self._unread:
+                    raise _truncated(len(self._unread), _HEADER.size)
+            else:  # a long frame is not copied for each piece of it
+                whole = _HEADER.unpack_from(self._unread)[0]
+                num_read = len(self._unread) - _HEADER.size
+                try:
+                    more = await self._stream.readexactly(whole - num_read)
+                except asyncio.IncompleteReadError as exc:
+                    raise _truncated(num_read + len(exc.partial), whole) from exc
+            if not more:
+                break
+            self._unread += more
+        return frames
+
+    def _take(self) -> list[Frame]:
+        """Remove the complete frames from the unread bytes, up to an invalid one.
+
+        Raises FrameError if the first one is invalid.
+        """
+        data, start = self._unread, 0
+        frames = list[Frame]()
+        while len(data) >= start + _HEADER.size:
+            num_bytes, kind = _HEADER.unpack_from(data, start)
+            first = start + _HEADER.size
+            try:
+                if num_bytes > MAX_PAYLOAD_BYTES:
+                    raise _too_long(num_bytes)
+                if len(data) < first + num_bytes:
+                    break
+                frames.append(decode_frame(kind, data[first : first + num_bytes]))
+            except FrameError:
+                if frames:
+                    break
+                raise
+            start = first + num_bytes
+        self._unread = data[start:]
+        return frames
+
+
+class FrameWriter:
+    """Writes frames to a stream: those of one turn of the event loop at a time."""
+
+    def __init__(self, stream: asyncio.StreamWriter) -> None:
+        self._stream = stream
+        self._loop = asyncio.get_running_loop()
+        self._unwritten: list[bytes] = []
+
+    def write(self, frame: Frame) -> None:
+        """Write a frame; raises FrameError if it is too long for the wire."""
+        data = encode_frame(frame)
+        if not self._unwritten:
+            self._loop.call_soon(self.flush)
+        self._unwritten.append(data)
+
+    def flush(self) -> None:
+        """Write all frames now."""
+        data, self._unwritten = b"".join(self._unwritten), []
+        if data and not self._stream.is_closing():
+            self._stream.write(data)
+
+    async def drain(self) -> None:
+        """Wait until the stream takes more bytes; raises ConnectionError."""
+        await self._stream.drain()
+
+    def close(self) -> None:
+        """Write the last frames, and close the stream. Idempotent."""
+        self.flush()
+        self._stream.close()
+
+    async def wait_closed(self) -> None:
+        """Wait until all frames are written; raises OSError."""
+        await self._stream.wait_closed()
+
+    def abort_unread(self) -> None:
+        """Drop the bytes that the other end has not read, if any."""
+        if self._stream.transport.get_write_buffer_size():
+            self._stream.transport.abort()
 
 
 def receive_frame(read: Callable[[int], bytes]) -> Frame | None:
-    """Return the next frame as `read_frame` does; `read` waits for a number of bytes or the end."""
+    """Return the next frame, None at the end; `read` waits for a number of bytes or the end.
+
+    Raises FrameError as `FrameReader.read`.
+    """
     header = read(_HEADER.size)
     if not header:
         return None
@@ -292,16 +371,6 @@ def receive_frame(read: Callable[[int], bytes]) -> Frame | None:
     if len(payload) < num_bytes:
         raise _truncated(len(payload), num_bytes)
     return decode_frame(kind, payload)
-
-
-async def _read(reader: asyncio.StreamReader, num_bytes: int) -> bytes:
-    """Return `num_bytes` bytes, or none if the pipe has ended."""
-    try:
-        return await reader.readexactly(num_bytes)
-    except asyncio.IncompleteReadError as exc:
-        if exc.partial:
-            raise _truncated(len(exc.partial), num_bytes) from exc
-        return b""
 
 
 def _truncated(num_bytes: int, whole: int) -> FrameError:

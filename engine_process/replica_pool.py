@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from tidemill.batch.suspects import Suspects
 from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats
@@ -25,7 +25,7 @@ from .replicas import Replica, Replicas, Request
 _HOME_LOAD: Final = 1.25
 
 _Result = TypeVar("_Result")
-_Exchange = Callable[[EngineClient], Coroutine[Any, Any, _Result]]
+_Exchange = Callable[[EngineClient], Awaitable[_Result]]
 
 
 class Quarantined(Exception):
@@ -143,6 +143,10 @@ class ReplicaPool:
     async def _turn(self, request: Request) -> tuple[Replica, EngineClient]:
         """Wait for an engine with capacity for the request; raises EngineError."""
         if request.turn is None:  # a suspect already has one, which its trial resolves
+            if (free := self._free_replica(request)) is not None:
+                self._send(request, free)
+                assert request.client is not None
+                return free, request.client
             request.turn = asyncio.get_running_loop().create_future()
             (self._urgent if request.is_urgent else self._waiting)[request] = None
             self._admit()
@@ -153,6 +157,13 @@ class ReplicaPool:
             raise self._replicas.failure
         assert request.client is not None
         return replica, request.client
+
+    def _free_replica(self, request: Request) -> Replica | None:
+        """Return the engine for a request while all are healthy and no other request waits."""
+        is_calm = not (self._urgent or self._waiting or self._has_suspects)
+        if not is_calm or self._replicas.failure is not None or not self._replicas.are_all_ready:
+            return None
+        return self._replica_for(request)
 
     def _admit(self) -> None:
         """Assign requests to engines with capacity; called after each change."""
@@ -318,12 +329,10 @@ class ReplicaPool:
 
     def _balance(self) -> None:
         """Move waiting requests from the busiest engine to the idlest: half of the difference."""
-        ready = self._open
-        if len(ready) < 2 or self._waiting:
-            return
-        idlest = min(ready, key=lambda one: len(one.sent))
-        busiest = max(ready, key=lambda one: len(one.sent))
-        if idlest.num_waiting < 0:
+        ready = () if self._waiting else self._open
+        idlest = min(ready, key=lambda one: len(one.sent), default=None)
+        if idlest is not None and idlest.num_waiting < 0:
+            busiest = max(ready, key=lambda one: len(one.sent))
             difference = len(busiest.sent) - len(idlest.sent)
             busiest.give_up(min(busiest.num_waiting, difference // 2))
 
@@ -334,7 +343,7 @@ def _resolve(request: Request, replica: Replica | None) -> None:
 
 
 async def _result_of(
-    exchange: Coroutine[Any, Any, _Result], request: Request, *, is_movable: bool
+    exchange: Awaitable[_Result], request: Request, *, is_movable: bool
 ) -> _Result:
     """Return the result of an exchange; raises _Moved if it has to run elsewhere."""
     if not is_movable:

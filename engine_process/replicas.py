@@ -180,8 +180,14 @@ class Replicas:
     @property
     def ready(self) -> list[Replica]:
         """Return the replicas whose engine is alive."""
-        clients = ((one, one.client) for one in self.all)
-        return [one for one, client in clients if client is not None and client.death is None]
+        return [
+            one for one in self.all if (client := one.client) is not None and client.death is None
+        ]
+
+    @property
+    def are_all_ready(self) -> bool:
+        """Return whether every engine is alive."""
+        return len(self.ready) == len(self.all)
 
     @property
     def is_starting(self) -> bool:

@@ -82,8 +82,6 @@ _SEQUENCE_LISTS = (
 
 _MAX_CACHED_CHARS = 256
 _cached_route = lru_cache(maxsize=64)(served_route)
-_OF_TEXTS = (ChatCompletionRequest, CompletionRequest, EmbeddingRequest)
-_MAX_FORMS, _MAX_FORM_BYTES, _MAX_TEXTS = 256, 2**15, 64
 
 _Request = TypeVar("_Request", bound=BaseModel)
 
@@ -188,51 +186,3 @@ def num_sequences(body: Mapping[str, Any]) -> int:
     if isinstance(num_choices, int) and 0 < num_choices <= MAX_CHOICES:
         return count * num_choices
     return count
-
-
-class RequestChecker:
-    """Checks requests of one file like `check_request`, once for those that differ only in texts.
-
-    A text is a prompt, or the content of a message without other fields: any text is valid.
-    """
-
-    def __init__(self, served_names: Sequence[str], endpoints: Sequence[str] = ENDPOINTS) -> None:
-        self._served_names = served_names
-        self._endpoints = endpoints
-        self._valid: set[tuple[str, bytes, tuple[str, ...]]] = set()
-
-    def check(self, url: str, body: dict[str, Any], settings: bytes, fields: Sequence[str]) -> None:
-        """Raise the `RequestError` of a request.
-
-        `settings` is the `settings_key` of its body, and `fields` are its `prompt_fields`.
-        """
-        form = url, settings, _roles_of_texts(body, fields)
-        if form in self._valid:
-            return
-        request = check_request(url, body, self._served_names, self._endpoints)
-        is_short = len(url) + len(settings) <= _MAX_FORM_BYTES and len(form[2]) <= _MAX_TEXTS
-        if isinstance(request, _OF_TEXTS) and is_short and form[2]:
-            if len(self._valid) == _MAX_FORMS:
-                self._valid.clear()
-            self._valid.add(form)
-
-
-def _roles_of_texts(body: Mapping[str, Any], fields: Sequence[str]) -> tuple[str, ...]:
-    """Return the roles of a body's messages, or the field of its prompt; empty if not all texts."""
-    if len(fields) != 1:
-        return ()
-    value = body[fields[0]]
-    if type(value) is str:
-        return (fields[0],) if value else ()
-    if fields[0] != "messages" or type(value) is not list:
-        return ()
-    roles = []
-    try:
-        for message in value:
-            role = message["role"]
-            if len(message) != 2 or type(role) is not str or type(message["content"]) is not str:
-                return ()
-            roles.append(role)
-    except (KeyError, TypeError):  # a message without texts
-        return ()
-    return tuple(roles)

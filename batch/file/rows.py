@@ -24,7 +24,7 @@ _ROW_END: Final = b'},"error":null}\n'
 RAISE_LIMIT: Final = "raise max_tokens (max_output_tokens in responses)"
 """Advice for truncated answers."""
 
-_TRUNCATED: Final = re.compile(rb'"finish_reason":"length"|"reason":"max_output_tokens"')
+_TRUNCATED: Final = re.compile(rb'reason":"(?:length|max_output_tokens)"')  # starts as few others
 
 SEPARATOR_ESCAPES: Final = {ord(char): f"\\u{ord(char):04x}" for char in "\u0085\u2028\u2029"}
 """Escapes of the characters that other readers treat as line ends, for `str.translate`."""

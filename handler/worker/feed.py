@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 from tidemill.batch.file.lines import RawLine
@@ -21,7 +21,7 @@ from .shard.shard_run import ShardRun
 class Engine(Protocol):
     """Answers lines; `engine_process.client.EngineClient` is one."""
 
-    async def fetch_row(self, number: int, created: int, data: bytes) -> Row:
+    def fetch_row(self, number: int, created: int, data: bytes) -> Awaitable[Row]:
         """Return the row of a line; raises EngineDied if there will be none."""
 
 

@@ -23,7 +23,7 @@ from tidemill.batch.file.lines import (
 from tidemill.batch.file.unknown_parameters import UnknownParameters, sentences
 from tidemill.protocol.errors import ModelNotFound, RequestError
 from tidemill.protocol.names import own_names
-from tidemill.protocol.requests import RequestChecker, check_request
+from tidemill.protocol.requests import check_request
 from tidemill.protocol.routes import DECISIONS, ENDPOINTS, SYSTEM_ONE
 
 from ..arguments.defaults import Defaults
@@ -140,10 +140,10 @@ def check_lines(
     """
     served_names = (*served_names, *adapters)
     report = InputReport(requests, served_names, tuple(adapters))
-    checker = RequestChecker(served_names, endpoints)
+    forms = BodyForms(served_names, endpoints)
     next_word = time.monotonic() + _SECONDS_PER_WORD
     with DuplicateFinder(tmp_dir) as finder:
-        check = _LineCheck(report, index, finder, checker, defaults, look_up, bool(defaults.flags))
+        check = _LineCheck(report, index, finder, forms, defaults, look_up, bool(defaults.flags))
         for number, (raw, start) in enumerate(requests.placed_lines(), start=1):
             check.add(raw, start)
             if number % _LINES_PER_CLOCK == 0 and time.monotonic() >= next_word:
@@ -164,11 +164,10 @@ class _LineCheck:
     report: InputReport
     index: LineIndex
     finder: DuplicateFinder
-    checker: RequestChecker
+    forms: BodyForms
     defaults: Defaults
     look_up: LookUp | None
     has_defaults: bool
-    forms: BodyForms = field(default_factory=BodyForms)
 
     def add(self, raw: RawLine, start: int) -> None:
         """Check the next line, which starts at this byte."""
@@ -194,7 +193,7 @@ class _LineCheck:
             return
         self.index.add(start, len(raw.data), number, body, form)
         try:
-            self.checker.check(url, body, form.settings, form.prompt_fields)
+            self.forms.check(url, body, form)
         except RequestError as exc:
             report.add_failing(exc, body, number)
 

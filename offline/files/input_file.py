@@ -157,7 +157,7 @@ class InputFile:
     def _read_any(self, index: LineIndex, places: Iterable[int]) -> Iterator[PlacedLine]:
         """Yield lines from blocks while each is near the previous one, otherwise one by one."""
         file, fd = self._plain, self._plain.fileno()
-        limit, span_of = self.max_line_bytes, index.span
+        limit, span_of, new = self.max_line_bytes, index.span, tuple.__new__
         block, start, end = b"", 0, 0
         for place in places:
             first, num_bytes, number = span_of(place)
@@ -174,7 +174,8 @@ class InputFile:
                 end = start + len(block)
                 if self.unpacked is None:
                     self.source.check()
-            yield PlacedLine(place, RawLine(number, block[first - start : last - start]))
+            raw = new(RawLine, (number, block[first - start : last - start], None))
+            yield new(PlacedLine, (place, raw))
 
     @property
     def _plain(self) -> IO[bytes]:

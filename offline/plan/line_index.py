@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
-from hashlib import blake2b
 from pathlib import Path
 from struct import Struct
 from typing import IO, Any, Final
@@ -25,7 +24,7 @@ PREFIX_BYTES: Final = tuple(128 << level for level in range(8))
 
 MAX_KEY_BYTES: Final = PREFIX_BYTES[-1]
 
-_RECORD, _SPAN = Struct("<qIIIi8s8I"), Struct("<qII")
+_RECORD, _SPAN = Struct("<qIIIiq8I"), Struct("<qII")
 _DTYPE = np.dtype(
     [
         ("start", "<i8"),
@@ -33,7 +32,7 @@ _DTYPE = np.dtype(
         ("number", "<u4"),
         ("prompt_bytes", "<u4"),
         ("max_tokens", "<i4"),
-        ("body_hash", "<u8"),
+        ("body_hash", "<i8"),
         ("prefixes", "<u4", len(PREFIX_BYTES)),
     ]
 )
@@ -68,7 +67,7 @@ class LineIndex:
     ) -> None:
         """Add the next line; `body` is None if it is not a request, `form` its known form."""
         if body is None:
-            self._records += _RECORD.pack(start, num_bytes, number, 0, 0, b"", *_NO_PREFIXES)
+            self._records += _RECORD.pack(start, num_bytes, number, 0, 0, 0, *_NO_PREFIXES)
             return
         key, max_tokens, body_hash = describe(body, form)
         length, crc, begin = len(key), 0, 0
@@ -117,14 +116,12 @@ def _temporary_file(folder: Path | None) -> IO[bytes]:
 _NO_PREFIXES = (0,) * len(PREFIX_BYTES)
 
 
-def describe(body: Mapping[str, Any], form: BodyForm | None = None) -> tuple[bytes, int, bytes]:
+def describe(body: Mapping[str, Any], form: BodyForm | None = None) -> tuple[bytes, int, int]:
     """Return a body's prompt as bytes, the limit of its answers' tokens, and its hash.
 
-    Lines with the same deterministic result share the hash, which is empty for sampled results.
+    Lines with the same deterministic result share the hash, which is 0 for sampled results.
     """
     form = BodyForm(body) if form is None else form
     key, most = form.prompt_key(body), form.max_tokens(body)
-    body_hash = b""
-    if form.is_determined:
-        body_hash = blake2b(key + form.settings, digest_size=8).digest()
+    body_hash = hash((key, form.settings)) if form.is_determined else 0
     return key, UNKNOWN if most is None else min(most, _MAX_COUNT), body_hash

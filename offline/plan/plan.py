@@ -235,7 +235,7 @@ def _have_changed(expected: NDArray[np.float64], now: NDArray[np.float64]) -> bo
     return bool((np.abs(now - expected) > _CHANGE * (1 + expected)).any())
 
 
-def _repeats(hashes: NDArray[np.uint64], is_left: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _repeats(hashes: NDArray[np.int64], is_left: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return which lines have the same result as an earlier line."""
     _, first = np.unique(hashes, return_index=True)
     is_repeat = np.ones(len(hashes), np.bool_)

@@ -24,7 +24,7 @@ MAX_HELD_BYTES = 64 * 2**20
 FLUSH_SECONDS = 5.0
 """Interval for flushing out-of-order rows; a killed process loses at most this much work."""
 
-_LINES_PER_TURN = 64
+_LINES_PER_TURN = 256
 _CANCEL_SECONDS = 5.0
 
 
@@ -259,4 +259,5 @@ class Feed:
 
 
 def _rows(finished: list[tuple[PlacedLine, LineResult]]) -> list[tuple[PlacedLine, Row]]:
-    return [(line, Row(result.row, result.is_success)) for line, result in finished]
+    new = tuple.__new__
+    return [(line, new(Row, (result.row, result.is_success))) for line, result in finished]

@@ -7,7 +7,7 @@ another. An engine that dies is restarted, and its lines are rerun as suspects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from tidemill.batch.file.lines import LineError, parse_line
@@ -57,8 +57,8 @@ class EngineReplicas(ReplicaPool):
             return await _not_run(line, "too_long", f"This line is too long: {exc}.")
         return _result_of(row)
 
-    async def _fetch_row(self, line: PlacedLine, client: EngineClient) -> Row:
-        return await client.fetch_row(line.raw.number, self._created, line.raw.data)
+    def _fetch_row(self, line: PlacedLine, client: EngineClient) -> Awaitable[Row]:
+        return client.fetch_row(line.raw.number, self._created, line.raw.data)
 
 
 def _malformed(line: PlacedLine) -> LineResult:

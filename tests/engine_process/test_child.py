@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import UnionType
@@ -21,13 +22,14 @@ from tidemill.engine_process.frames import (
     Abort,
     Failed,
     Frame,
+    FrameReader,
+    FrameWriter,
     Ready,
     Row,
     Run,
     Stats,
     encode_frame,
     open_wire,
-    read_frame,
 )
 from tidemill.protocol.contract import Usage
 
@@ -49,22 +51,26 @@ class Child:
         self,
         process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        writer: FrameWriter,
     ) -> None:
         self.process = process
-        self.reader = reader
+        self.reader = FrameReader(reader)
+        self.unread = deque[Frame]()
         self.writer = writer
 
     def send(self, *frames: Frame) -> None:
         """Send frames."""
-        self.writer.write(b"".join(map(encode_frame, frames)))
+        for frame in frames:
+            self.writer.write(frame)
 
     async def next(self, kind: type[_Found] | UnionType) -> _Found:
         """Return the next frame of a kind and skip others."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
-                frame = await read_frame(self.reader)
-                assert frame is not None, "the process has ended"
+                if not self.unread:
+                    self.unread.extend(await self.reader.read())
+                assert self.unread, "the process has ended"
+                frame = self.unread.popleft()
                 if isinstance(frame, kind):
                     return frame
 
@@ -109,7 +115,7 @@ async def start() -> AsyncIterator[Start]:
             child.process.kill()
         await child.process.wait()
         child.writer.close()
-        while await child.reader.read(2**16):
+        while await child.reader._stream.read(2**16):
             pass
 
 
@@ -212,7 +218,7 @@ async def test_an_incomplete_frame_ends_it(start: Start) -> None:
     """Its sender was killed."""
     child = await start()
     await child.next(Ready)
-    child.writer.write(encode_frame(Run(1, 1, 0, line()))[:-3])
+    child.writer._stream.write(encode_frame(Run(1, 1, 0, line()))[:-3])
     child.writer.close()
     assert "truncated" in (await child.next(Failed)).message
     assert await child.exit_status() == 3

@@ -19,13 +19,13 @@ from tidemill.engine_process.frames import (
     Fetched,
     Frame,
     FrameError,
+    FrameReader,
     Ready,
     Row,
     Run,
     Stats,
     decode_frame,
     encode_frame,
-    read_frame,
 )
 from tidemill.protocol.contract import EngineInfo, EngineStats, Usage
 
@@ -61,19 +61,20 @@ FRAMES: st.SearchStrategy[Frame] = st.one_of(
 
 async def read_all(pieces: list[bytes]) -> list[Frame]:
     """Return the frames of a pipe that brings these pieces and ends."""
-    reader = asyncio.StreamReader()
+    stream = asyncio.StreamReader()
+    reader = FrameReader(stream)
 
     async def feed() -> None:
         for piece in pieces:
-            reader.feed_data(piece)
+            stream.feed_data(piece)
             await asyncio.sleep(0)
-        reader.feed_eof()
+        stream.feed_eof()
 
     feeding = asyncio.create_task(feed())
-    frames = []
+    frames = list[Frame]()
     try:
-        while (frame := await read_frame(reader)) is not None:
-            frames.append(frame)
+        while some := await reader.read():
+            frames += some
     finally:
         await feeding
     return frames
@@ -99,12 +100,13 @@ def test_a_truncated_frame_is_an_error_wherever_it_is_cut(frame: Frame, place: i
     torn = data[: 1 + place % (len(data) - 1)]
 
     async def read() -> None:
-        reader = asyncio.StreamReader()
-        reader.feed_data(data + torn)
-        reader.feed_eof()
-        assert await read_frame(reader) == frame
+        stream = asyncio.StreamReader()
+        reader = FrameReader(stream)
+        stream.feed_data(data + torn)
+        stream.feed_eof()
+        assert await reader.read() == [frame]
         with pytest.raises(FrameError, match=r"truncated frame: the pipe ended after [\d,]+ of"):
-            await read_frame(reader)
+            await reader.read()
 
     asyncio.run(read())
 

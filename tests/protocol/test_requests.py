@@ -16,13 +16,7 @@ from tidemill.engine.endpoints.cohere_embed import CohereEmbed
 from tidemill.engine.endpoints.embeddings import Embeddings
 from tidemill.engine.endpoints.scoring import Rerank, Score
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.prompt_key import prompt_fields, settings_key
-from tidemill.protocol.requests import (
-    RequestChecker,
-    check_request,
-    num_sequences,
-    request_types,
-)
+from tidemill.protocol.requests import check_request, num_sequences, request_types
 from tidemill.protocol.routes import ENDPOINTS, ROUTES
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -154,50 +148,3 @@ def test_sequences_of_a_body_are_counted_before_validation(
 ) -> None:
     """Each choice of each prompt is one; errors in the body are reported later."""
     assert num_sequences(body) == count
-
-
-def test_requests_that_differ_in_texts_are_validated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All others get the error of `check_request`, even after a valid one with equal values."""
-    checker, checked = RequestChecker(["tiny"]), list[str]()
-
-    def check(url: str, body: dict[str, Any], *names: Any) -> BaseModel:
-        checked.append(url)
-        return check_request(url, body, *names)
-
-    monkeypatch.setattr("tidemill.protocol.requests.check_request", check)
-
-    def error_of(check: Any, *arguments: Any) -> str | None:
-        try:
-            check(*arguments)
-        except RequestError as exc:
-            return exc.message
-        return None
-
-    texts = [
-        (CHAT, {"messages": [{"role": "user", "content": text}], "temperature": 0})
-        for text in ("a", "", "é")
-    ]
-    texts += [("/v1/completions", {"prompt": text, "n": 2}) for text in ("a", "b")]
-    others = [
-        (CHAT, {**texts[0][1], "temperature": value}) for value in (False, float("nan"), None)
-    ]
-    others += [
-        (CHAT, {"temperature": 0, "messages": [message]})
-        for message in (
-            {"role": "user", "content": 5},
-            {"role": "user", "content": "a", "tool_calls": [{}]},
-            {"role": "tool", "content": "a"},
-            {"content": "a"},
-            "a",
-        )
-    ]
-    others += [
-        ("/v1/completions", {"prompt": "", "n": 2}),
-        ("/v1/completions", {"prompt": [], "n": 2}),
-        (CHAT, {**texts[0][1], "prompt": "a"}),
-        ("/v1/nothing", texts[0][1]),
-    ]
-    for url, body in (*texts, *others):
-        found = error_of(checker.check, url, body, settings_key(body), prompt_fields(body))
-        assert found == error_of(check_request, url, body, ["tiny"])
-    assert len(checked) == 2 + len(others)

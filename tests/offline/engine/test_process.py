@@ -85,13 +85,13 @@ async def test_the_demo_model_answers_lines_of_many_batches(make_link: MakeLink)
     assert bodies[0]["model"] == NAME
 
     long = line(n=128, max_tokens=200, ignore_eos=True)
-    pending = asyncio.create_task(link.fetch_row(2, 7, long))
+    pending = link.fetch_row(2, 7, long)
     await until(lambda: link.stats.running > 0)
     pending.cancel()
     await until(lambda: not (link.stats.running or link.stats.waiting or link.stats.kv_cache_usage))
     assert link.stats.output_tokens < 128 * 200
 
-    waiting = asyncio.create_task(link.fetch_row(3, 7, long))
+    waiting = link.fetch_row(3, 7, long)
     await asyncio.sleep(0)
     await link.close()
     with pytest.raises(EngineDied, match="closed"):

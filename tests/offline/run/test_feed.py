@@ -206,7 +206,7 @@ def test_lines_that_are_answered_at_once_share_workers(turns: int, running: int)
     with writer_to(output, 600) as writer:
         assert asyncio.run(run(writer))
     assert (len(output.rows), engine.most_running) == (600, running)
-    assert (max(num_workers) <= 64) is (turns == 0)
+    assert (max(num_workers) <= 256) is (turns == 0)
 
 
 def test_a_line_wider_than_the_window_runs_alone() -> None:
