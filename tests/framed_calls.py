@@ -1,11 +1,13 @@
-"""boto3's calls to an emulator as frames over a Unix socket: see `tests/framed_ministack.py`.
+"""Calls of boto3 and aiobotocore to an emulator as frames over a Unix socket.
 
-HTTP takes half of the CPU time of a call, and tests make more than a hundred thousand. Clients of
-aiobotocore, other processes and other addresses, such as those of proxies, use HTTP.
+`tests/framed_ministack.py` is the other end. HTTP takes half of the CPU time of a call, and tests
+make more than a hundred thousand. Other processes and other addresses, such as those of proxies,
+use HTTP.
 """
 
 from __future__ import annotations
 
+import asyncio
 import io
 import marshal
 import os
@@ -16,6 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import aiobotocore.httpsession
+from aiobotocore._helpers import resolve_awaitable
+from aiobotocore.awsrequest import AioAWSResponse
 from botocore import httpsession
 from botocore.auth import SIGV4_TIMESTAMP, S3SigV4Auth, SigV4Auth
 from botocore.awsrequest import AWSResponse
@@ -25,6 +30,7 @@ from botocore.useragent import UserAgentString
 
 _LENGTH_BYTES: Final = 4
 _send_http: Final = httpsession.URLLib3Session.send
+_send_aiohttp: Final = aiobotocore.httpsession.AIOHTTPSession.send
 _sign: Final = SigV4Auth.add_auth
 _make_user_agent: Final = UserAgentString.to_string
 
@@ -50,13 +56,31 @@ class _Connections:
             connection = self._connect()
         try:
             connection.settimeout(seconds)
-            connection.sendall(len(frame).to_bytes(_LENGTH_BYTES, "big") + frame)
+            connection.sendall(frame)
             size = int.from_bytes(_receive(connection, _LENGTH_BYTES), "big")
             answer = _receive(connection, size)
         except BaseException:
             connection.close()
             raise
         self._idle.append(connection)
+        return answer
+
+    async def exchange_async(self, session: Any, frame: bytes) -> bytes:
+        """Return the answer to a request of a session, which owns its connections."""
+        idle = vars(session).setdefault("_frame_connections", [])
+        if idle:
+            reader, writer = idle.pop()
+        else:
+            reader, writer = await asyncio.open_unix_connection(self._path)
+            session._exit_stack.callback(writer.close)
+        try:
+            writer.write(frame)
+            size = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
+            answer: bytes = await reader.readexactly(size)
+        except BaseException:
+            writer.close()
+            raise
+        idle.append((reader, writer))
         return answer
 
     def _connect(self) -> socket.socket:
@@ -87,6 +111,18 @@ class _Body(io.BytesIO):
         """Do nothing: the connection is free."""
 
 
+class _AsyncBody:
+    """A response's body, with the members of aiohttp's that aiobotocore uses."""
+
+    def __init__(self, content: bytes) -> None:
+        self._body = io.BytesIO(content)
+        self.content = self
+        self.close = self._body.close
+
+    async def read(self, size: int = -1) -> bytes:
+        return self._body.read(size)
+
+
 @contextmanager
 def framed(endpoint_url: str, path: Path) -> Iterator[None]:
     """Send calls to `endpoint_url` over the socket at `path`, until the block is left."""
@@ -104,6 +140,7 @@ def install() -> None:
     A client's user agent does not change after its first call.
     """
     httpsession.URLLib3Session.send = _send
+    aiobotocore.httpsession.AIOHTTPSession.send = _send_async
     SigV4Auth.add_auth = _add_auth
     UserAgentString.to_string = _user_agent
     UserAgentString.rebuild_and_replace_user_agent_handler = lambda *_, **__: None
@@ -130,34 +167,71 @@ def _user_agent(creator: Any) -> str:
 
 
 def _send(session: Any, request: Any) -> Any:
-    address = urlsplit(request.url)
-    emulator = _EMULATORS.get(address.netloc)
-    if emulator is None or not emulator.is_usable:
+    emulator = _emulator_of(request)
+    if emulator is None:
         return _send_http(session, request)
+    timeout = session._timeout
+    seconds = getattr(timeout, "read_timeout", timeout)
     body = request.body or b""
     if not isinstance(body, (bytes, bytearray, str)):
         body = body.read()
+    with _errors_of_botocore(request):
+        answer = emulator.exchange(_frame(request, body), seconds)
+    status, fields, content = _parsed(answer)
+    response = AWSResponse(request.url, status, fields, _Body(content))
+    if not request.stream_output:
+        response._content = content
+    return response
+
+
+async def _send_async(session: Any, request: Any) -> Any:
+    emulator = _emulator_of(request)
+    if emulator is None:
+        return await _send_aiohttp(session, request)
+    body = request.body or b""
+    if not isinstance(body, (bytes, bytearray, str)):
+        body = await resolve_awaitable(body.read())
+    with _errors_of_botocore(request):
+        async with asyncio.timeout(session._timeout.sock_read):
+            answer = await emulator.exchange_async(session, _frame(request, body))
+    status, fields, content = _parsed(answer)
+    response = AioAWSResponse(request.url, status, fields, _AsyncBody(content))
+    if not request.stream_output:
+        response._content = content
+    return response
+
+
+def _emulator_of(request: Any) -> _Connections | None:
+    emulator = _EMULATORS.get(urlsplit(request.url).netloc)
+    return emulator if emulator is not None and emulator.is_usable else None
+
+
+@contextmanager
+def _errors_of_botocore(request: Any) -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError as exc:
+        raise ReadTimeoutError(endpoint_url=request.url, error=exc) from exc
+    except (OSError, EOFError) as exc:
+        raise ConnectionClosedError(endpoint_url=request.url, error=exc, request=request) from exc
+
+
+def _frame(request: Any, body: Any) -> bytes:
+    address = urlsplit(request.url)
     headers = [(b"host", address.netloc.encode())]
     headers += [(_bytes(name).lower(), _bytes(value)) for name, value in request.headers.items()]
     target = f"{address.path or '/'}?{address.query}" if address.query else address.path or "/"
     frame = marshal.dumps((request.method, target, headers, _bytes(body)))
-    timeout = session._timeout
-    seconds = getattr(timeout, "read_timeout", timeout)
-    try:
-        answer = emulator.exchange(frame, seconds)
-    except TimeoutError as exc:
-        raise ReadTimeoutError(endpoint_url=request.url, error=exc) from exc
-    except OSError as exc:
-        raise ConnectionClosedError(endpoint_url=request.url, error=exc, request=request) from exc
+    return len(frame).to_bytes(_LENGTH_BYTES, "big") + frame
+
+
+def _parsed(answer: bytes) -> tuple[int, dict[str, str], bytes]:
     status, pairs, content = marshal.loads(answer)  # noqa: S302 - of our own emulator
     fields: dict[str, str] = {}
     for name, value in pairs:
         key, text = name.decode("latin-1"), value.decode("latin-1")
         fields[key] = f"{fields[key]}, {text}" if key in fields else text
-    response = AWSResponse(request.url, status, fields, _Body(content))
-    if not request.stream_output:
-        response._content = content
-    return response
+    return status, fields, content
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from aiobotocore.config import AioConfig
+from aiobotocore.session import AioSession
 from botocore.config import Config
 from botocore.exceptions import ClientError, ReadTimeoutError
 
+from localstack.stacks import client_options
 from tests import framed_calls
 from tests.emulators import ARE_FRAMED, Emulator
 
@@ -32,13 +36,18 @@ CALLS: list[tuple[str, Callable[[Any, str], Any]]] = [
 
 
 def answer(emulator: Emulator, service: str, call: Callable[[Any, str], Any], name: str) -> Any:
-    """Return a response or an error's, without what differs between equal calls."""
+    """Return a response, or that of an error."""
     try:
         response = call(emulator.client(service), name)
     except ClientError as exc:
         response = exc.response
     if "Body" in response:
         response["Body"] = response["Body"].read()
+    return comparable(response)
+
+
+def comparable(response: Any) -> Any:
+    """Return a response without what differs between equal calls."""
     metadata = response["ResponseMetadata"]
     ours = ("-id", "-id-2", "requestid", "date", "server", "last-modified")
     kept = {k: v for k, v in metadata["HTTPHeaders"].items() if not k.endswith(ours)}
@@ -65,3 +74,52 @@ def test_an_answer_that_is_late_is_a_timeout(ministack: Emulator) -> None:
     url = client.create_queue(QueueName=f"framed-{uuid4().hex}")["QueueUrl"]
     with pytest.raises(ReadTimeoutError):
         client.receive_message(QueueUrl=url, WaitTimeSeconds=3)
+
+
+async def answers_of_aiobotocore(emulator: Emulator, name: str) -> list[Any]:
+    """Return the answers to all calls, one after the other."""
+    answers = []
+    async with AsyncExitStack() as stack:
+        options = client_options(emulator.environment)
+        clients = {
+            service: await stack.enter_async_context(AioSession().create_client(service, **options))
+            for service in dict(CALLS)
+        }
+        for service, call in CALLS:
+            try:
+                response = await call(clients[service], name)
+            except ClientError as exc:
+                response = exc.response
+            if "Body" in response:
+                async with response["Body"] as body:
+                    response["Body"] = await body.read()
+            answers.append(comparable(response))
+    return answers
+
+
+async def test_answers_to_aiobotocore_are_those_over_http(
+    ministack: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status, headers and body of results and errors are the same."""
+    name = f"framed-{uuid4().hex}"
+    with monkeypatch.context() as patch:
+        patch.setattr(framed_calls, "_send_aiohttp", None)  # no call may use it
+        framed = await answers_of_aiobotocore(ministack, name)
+    monkeypatch.setattr(framed_calls, "_EMULATORS", {})
+    over_http = await answers_of_aiobotocore(ministack, name)
+    assert framed[3]["Body"] == BODY[5:600_001]
+    for mine, other in zip(framed, over_http, strict=True):
+        assert mine == other
+
+
+async def test_an_answer_to_aiobotocore_that_is_late_is_a_timeout(ministack: Emulator) -> None:
+    """A long poll that outlasts the client's limit ends, and the next call has its own answer."""
+    config = AioConfig(read_timeout=0.5, retries={"total_max_attempts": 1})
+    options = client_options(ministack.environment)
+    async with AioSession().create_client("sqs", **options, config=config) as client:
+        url = (await client.create_queue(QueueName=f"framed-{uuid4().hex}"))["QueueUrl"]
+        with pytest.raises(ReadTimeoutError):
+            await client.receive_message(QueueUrl=url, WaitTimeSeconds=3)
+        assert "Attributes" in await client.get_queue_attributes(
+            QueueUrl=url, AttributeNames=["QueueArn"]
+        )
