@@ -59,13 +59,14 @@ class ShardProgress:
     def to_close(self, batch: Batch) -> list[LiveShard]:
         """Return the shards that no worker will run: given up, or without rows to be escalated.
 
-        The latter are known once the threshold is.
+        None before the threshold is learnt, which decides which of their drafts are final.
         """
+        if batch.awaits_threshold:
+            return []
         return [
             shard
             for shard in self.live
-            if shard.is_given_up
-            or (shard.is_escalated and not (shard.has_escalated_rows or batch.awaits_threshold))
+            if shard.is_given_up or (shard.is_escalated and not shard.has_escalated_rows)
         ]
 
     def failing(self, now: float, max_attempts: int) -> list[LiveShard]:

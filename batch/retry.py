@@ -9,8 +9,12 @@ from typing import Any, Final, Literal
 from pydantic_core import from_json, to_json
 
 from .errors import HandlerError, InvalidOption
+from .escalation import Escalation
+from .file.decided_row import has_escalation_error
+from .file.escalated_line import escalated_line
 from .file.lines import BOM, LineError, RawLine, parse_line
 from .file.row_order import rows_of_lines
+from .file.rows import is_success
 from .model import Batch, Retry
 from .progress_counts import Progress
 from .result_kinds import ERRORS, KINDS, ResultKind
@@ -48,7 +52,8 @@ def check_retryable(batch: Batch) -> None:
         raise NotRetryable(
             f"Batch {batch.id} failed as a whole: correct its file and submit it again."
         )
-    if batch.num_rows and batch.final is not None and batch.final.completed >= batch.num_rows:
+    final = batch.final or Progress()
+    if 0 < batch.num_rows <= final.completed and not final.escalation_failed:
         raise NothingToRetry(f"All requests of batch {batch.id} succeeded.")
 
 
@@ -85,12 +90,16 @@ def class_of_failure(row: bytes) -> FailureClass:
 
 @dataclass(slots=True)
 class FailureCounts:
-    """Failed rows by class; `not_run` counts lines without a row."""
+    """Failed rows by class; `not_run` counts lines without a row.
+
+    `escalation` counts the first model's rows in a cascade whose second model has failed.
+    """
 
     retryable: int = 0
     invalid: int = 0
     malformed: int = 0
     not_run: int = 0
+    escalation: int = 0
 
     def add(self, kind: FailureClass) -> None:
         """Count a failed row."""
@@ -99,11 +108,12 @@ class FailureCounts:
     @property
     def total(self) -> int:
         """Number of lines that did not succeed."""
-        return self.retryable + self.invalid + self.malformed + self.not_run
+        return self.retryable + self.invalid + self.malformed + self.not_run + self.escalation
 
     def num_selected(self, *, include_invalid: bool) -> int:
         """Return the number of requests of a retry."""
-        return self.retryable + self.not_run + (self.invalid if include_invalid else 0)
+        own = self.retryable + self.not_run + self.escalation
+        return own + (self.invalid if include_invalid else 0)
 
     @property
     def reason(self) -> str:
@@ -120,16 +130,21 @@ def have_only_requests(batch: Batch) -> bool:
 
 @dataclass(slots=True)
 class RetryLines:
-    """The lines of a retry, from those of the retried `batch` and its rows."""
+    """The lines of a retry, from those of the retried `batch` and its rows.
+
+    With a `second` model, they are only those that it has failed, as it gets them.
+    """
 
     retry: Retry
     batch: Batch
+    second: Escalation | None = None
     counts: FailureCounts = field(default_factory=FailureCounts)
 
     @property
     def kinds(self) -> tuple[ResultKind, ...]:
         """The results that `select` needs."""
-        return (ERRORS,) if self.is_whole else KINDS
+        is_short = self.is_whole and not (self.batch.final or Progress()).escalation_failed
+        return (ERRORS,) if is_short else KINDS
 
     @property
     def is_whole(self) -> bool:
@@ -141,7 +156,8 @@ class RetryLines:
         """Yield the selected lines, edited, and an empty piece for each other line.
 
         `files` are the error file and the output, each in line order. If the retried batch
-        `is_whole`, each line without a row in them has succeeded: the output is not needed.
+        `is_whole`, each line without a row in them has succeeded: the output is needed only for
+        the rows that the second model of a cascade has failed.
         """
         patch = None if self.retry.body is None else from_json(self.retry.body)
         for raw, row in rows_of_lines(lines, [files], are_requests=have_only_requests(self.batch)):
@@ -153,7 +169,9 @@ class RetryLines:
             self.counts.not_run += not self.is_whole
             return not self.is_whole
         if is_success(row):
-            return False
+            is_escalated = has_escalation_error(row)
+            self.counts.escalation += is_escalated
+            return is_escalated
         kind = class_of_failure(row)
         self.counts.add(kind)
         may_be_edited = self.retry.include_invalid and (
@@ -164,24 +182,27 @@ class RetryLines:
     def _line(self, raw: RawLine, patch: object) -> bytes:
         if raw.overlong is not None:
             return b""
-        if patch is None:
-            return raw.data + b"\n"
-        try:
-            line = parse_line(raw)
-        except LineError:
-            return raw.data + b"\n"
-        fields = from_json(raw.data.removeprefix(BOM))
-        fields["body"] = merge_patched(line.body, patch)
-        return to_json(fields, inf_nan_mode="constants") + b"\n"
+        data = raw.data if patch is None else _patched(raw, patch)
+        if self.second is not None:
+            second = self.second
+            data = escalated_line(RawLine(raw.number, data), second.by, second.name).data
+        return data + b"\n"
 
 
-def merged_counts(old: Batch, completed: int, failed: int) -> dict[str, Any]:
+def _patched(raw: RawLine, patch: object) -> bytes:
+    try:
+        line = parse_line(raw)
+    except LineError:
+        return raw.data
+    fields = from_json(raw.data.removeprefix(BOM))
+    fields["body"] = merge_patched(line.body, patch)
+    return to_json(fields, inf_nan_mode="constants")
+
+
+def merged_counts(
+    old: Batch, completed: int, failed: int, escalation_failed: int = 0
+) -> dict[str, Any]:
     """Return the changed counts of a retried batch whose results have these numbers of rows."""
-    final = replace(old.final or Progress(), completed=completed, failed=failed)
+    counts = {"completed": completed, "failed": failed, "escalation_failed": escalation_failed}
+    final = replace(old.final or Progress(), **counts)
     return {"final": final, "num_rows": max(completed + failed, old.num_rows)}
-
-
-def is_success(row: bytes) -> bool:
-    """Return whether a printed row is that of a successful request."""
-    # Quotes inside strings are escaped, so a custom ID cannot contain this.
-    return b',"response":{"status_code":200,' in row

@@ -17,6 +17,14 @@ ESCALATION_ERROR: Final = "escalation_error"
 """Field of a row, and column of a table: why the second model did not decide the row."""
 
 
+def has_escalation_error(row: bytes) -> bool:
+    """Return whether a printed row is the first model's, because the second one has failed."""
+    if b'"%b":{' % ESCALATION_ERROR.encode() not in row:  # few rows are parsed
+        return False
+    body = DecidedRow.parse(row).body
+    return body is not None and ESCALATION_ERROR in body
+
+
 @dataclass(frozen=True, slots=True)
 class DecidedRow:
     """A row; `body` is None if it failed."""

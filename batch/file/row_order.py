@@ -9,6 +9,7 @@ from typing import Any, Final
 from pydantic_core import from_json
 
 from .lines import FormatError, LineError, RawLine, parse_line
+from .rows import is_success
 
 _ID_AT_START: Final = re.compile(rb'\{(?:"id":"[^"\\]*",)?"custom_id":"([^"\\]+)",')
 
@@ -21,9 +22,10 @@ def rows_of_lines(
 ) -> Iterator[tuple[RawLine, bytes | None]]:
     """Yield each line with its row in the first run that has one; None without a row.
 
-    A run is the output and the errors of one batch, each in line order. If all lines
-    `are_requests`, only those whose custom ID is not in its usual place are parsed. Raises
-    FormatError at the end if rows are left, which belong to other lines.
+    A failed row never replaces the successful one of a later run. A run is the output and the
+    errors of one batch, each in line order. If all lines `are_requests`, only those whose custom ID
+    is not in its usual place are parsed. Raises FormatError at the end if rows are left, which
+    belong to other lines.
     """
     readers = [[_RowReader(file) for file in files] for files in runs]
     for raw in lines:
@@ -33,7 +35,7 @@ def rows_of_lines(
             for files in readers
             if (reader := next((one for one in files if one.is_of(custom_id)), None)) is not None
         ]
-        yield raw, found[0] if found else None
+        yield raw, next(filter(is_success, found), found[0] if found else None)
     if any(reader.has_more for files in readers for reader in files):
         raise FormatError("The rows do not belong to the lines of this input.")
 

@@ -160,6 +160,12 @@ def parse_row_head(data: bytes) -> RowHead:
     return head
 
 
+def is_success(row: bytes) -> bool:
+    """Return whether a printed row is that of a successful request."""
+    # Quotes inside strings are escaped, so a custom ID cannot contain this.
+    return b',"response":{"status_code":200,' in row
+
+
 def is_truncated(row: bytes) -> bool:
     """Return whether an answer of a printed row reached its token limit."""
     if _TRUNCATED.search(row) is None:  # quotes within a string are escaped, so few rows are parsed

@@ -3,7 +3,8 @@
     python -m bench.decisions.cost out/bench/46m [--rows 40] [--runs 3] [--dtype bfloat16]
 
 Rows are texts of 430 tokens, and the rows of file h; questions have 12 tokens before wrapping.
-All kinds run in turns in one engine, each time about other rows. Prints medians.
+All kinds run in turns in one engine, each time about other rows. Prints medians, and the fewest
+tokens of row-first reads: those that no prefix shares, also with one instruction for all.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import statistics
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer
 
 from bench.compare.compare import machine
 from bench.workloads import WORKLOADS, Texts, words_of
@@ -97,6 +100,27 @@ def cost(served: Dispatcher, name: str, count: int, run: int) -> tuple[float, fl
     return (time.process_time() - started) / count, num_tokens / count
 
 
+ROW, ASK = "<|im_start|>user\n{text}\n\n", "Answer only with one letter: Y for yes or N for no."
+END = "<|im_end|>\n<|im_start|>assistant\n"
+WORDINGS = {
+    "as now": ROW + "Question: {question}\n" + ASK + END,
+    "with the instruction before the questions": ROW + ASK + "\n\nQuestion: {question}" + END,
+}
+
+
+def fewest_tokens(tokenizer: Tokenizer, name: str, wording: str, count: int) -> float:
+    """Return the tokens per row of a kind that are in no prefix of another prompt."""
+    seen: set[tuple[int, int]] = set()
+    for _, body in bodies(name, count, 0):
+        for question in body["questions"]:
+            prompt = wording.format(text=body["input"], question=question["instructions"])
+            prefix = 0
+            for token in tokenizer.encode(prompt).ids:
+                prefix = hash((prefix, token))
+                seen.add((prefix, token))
+    return len(seen) / count
+
+
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(
@@ -132,6 +156,13 @@ def main() -> None:
             ratios = f"{seconds / own:.2f}, {num_tokens / tokens:.2f} | {kind.other}"
         print(f"| {name} | {1e3 * seconds:.0f} | {num_tokens:.0f} | {ratios} |")
     print(machine() + ".")
+    tokenizer = Tokenizer.from_file(f"{arguments.model}/tokenizer.json")
+    for wording, prompt in WORDINGS.items():
+        one, eight = (
+            fewest_tokens(tokenizer, name, prompt, arguments.rows)
+            for name in (ONE_OF_H, "h: eight, row first")
+        )
+        print(f"Fewest tokens, {wording}: {one:.0f}, {eight:.0f} ({eight / one:.2f} x).")
 
 
 if __name__ == "__main__":

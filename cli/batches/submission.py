@@ -68,18 +68,21 @@ def submit(
     *,
     as_json: bool,
     filename: str | None = None,
+    table: Source | None = None,
 ) -> int:
     """Submit a file and return the exit status; with targets, wait and fetch its rows.
 
-    The server lists the input as `filename`; the default is the source's name.
+    The server lists the input as `filename`; the default is the source's name. A `table` is
+    uploaded instead of its requests, which are the source.
     """
     with Client(server) as client:
         report = check_source(source, client.models(), fields, as_json=as_json)
-        path = Path(source.name) if _is_file(source) else None
+        sent = table or source
+        path = Path(sent.name) if _is_file(sent) else None
         with open_state_file(server, path) as state_file:
             try:
                 requested = {**fields, "endpoint": endpoint or report.endpoint}
-                batch = _make(client, source, filename, requested, state_file)
+                batch = _make(client, sent, filename, requested, state_file)
             except Stopped as exc:
                 outcome = "run the same command to resume" if path else "no batch was created"
                 raise Stopped(exc.signum, outcome) from exc

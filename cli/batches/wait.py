@@ -39,9 +39,11 @@ class Targets:
         """Return the `tidemill resume` command with the same targets."""
         flags = [("-o", self.output), ("-e", self.errors)]
         words = [word for flag, name in flags if name is not None for word in (flag, name)]
-        return shlex.join(
-            ["tidemill", "resume", batch_id, *words, *(["--force"] if self.force else [])]
-        )
+        words += ["--force"] if self.force else []
+        command = shlex.join(["tidemill", "resume", batch_id, *words])
+        if self.table is None or self.output is not None:
+            return command
+        return f"{command} && {shlex.join(['tidemill', 'results', batch_id, '-o', self.table])}"
 
 
 def names_for(file: str) -> tuple[str, str]:
@@ -119,7 +121,9 @@ def log_row_errors(batch: Batch, targets: Targets) -> None:
     """Log the errors of failed rows, or how to fetch them."""
     if batch.error_file_id is None:
         return
-    if targets.errors is None:
+    if targets.table is not None and targets.output is None:
+        log(f"{amount(batch.failed, 'row')} failed: the column `error` says why")
+    elif targets.errors is None:
         log(f"{amount(batch.failed, 'row')} failed: fetch them with -e FILE")
     elif Path(targets.errors).is_file():
         log_failures(failures_in(Path(targets.errors)), targets.errors)

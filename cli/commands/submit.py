@@ -5,18 +5,24 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
+from tidemill.batch.table.recipe_keys import CASCADE
 from tidemill.offline.arguments.dataset_id import add_dataset_flags
 from tidemill.offline.arguments.recipe_flags import add_recipe_flags, has_recipe
 from tidemill.offline.console.errors import Refused
 from tidemill.offline.console.signals import StopSignals
+from tidemill.offline.files.paths import STANDARD_STREAM
 from tidemill.offline.files.table_options import TableOptions, table_options
 
 from ..api.server import BASE_URL, add_server_flags, server_of
 from ..batches.batch_flags import add_input_flags, file_of, options_of
 from ..batches.outcome import EXIT_STATUSES
 from ..batches.table_targets import name_fetched_rows
+
+RECIPE: Final = "recipe"
+"""Option of a batch whose file is a table."""
 
 _DESCRIPTION = """\
 Check a file as the server will, upload it and create a batch. Only the batch's ID is printed on
@@ -68,13 +74,16 @@ def command(arguments: argparse.Namespace) -> int:
     file, fields = file_of(arguments, is_table=is_table), options_of(arguments)
     from ..batches.opened_input import open_batch_input, print_first_requests
     from ..batches.submission import dry_run, submit
-    from ..batches.wait import targets_if_waited
+    from ..batches.wait import Targets, targets_if_waited
 
     table = table_options(arguments, file, arguments.output_file, is_written=arguments.wait)
     if table is not None:
         name_fetched_rows(arguments, table)
-        table = _with_escalation(table, fields)
+        table = _with_escalation(table, fields, file)
     targets = targets_if_waited(arguments, file)
+    is_table_sent = table is not None and RECIPE in fields
+    if table is not None and targets is not None and is_table_sent:
+        targets = Targets(None, None, arguments.force, str(table.output))
     server = None
     if not arguments.dry_run or arguments.base_url or os.environ.get(BASE_URL):
         server = server_of(arguments.base_url)
@@ -87,39 +96,54 @@ def command(arguments: argparse.Namespace) -> int:
                 print_first_requests(requests)
             return 0
         assert server is not None
-        status = submit(server, source, arguments.endpoint, fields, targets, as_json=as_json)
-        if requests is not None and table is not None and targets is not None:
+        endpoint, sent = arguments.endpoint, None
+        if is_table_sent and requests is not None and requests.table is not None:
+            [sent] = requests.table.sources
+        name = None if sent is None else _name_of(file)
+        status = submit(
+            server, source, endpoint, fields, targets, as_json=as_json, filename=name, table=sent
+        )
+        if requests is not None and table is not None and targets is not None and sent is None:
             from ..batches.table_results import make_table
 
             make_table(table, requests)
         return status
 
 
-def _with_escalation(table: TableOptions, fields: dict[str, Any]) -> TableOptions:
+def _with_escalation(table: TableOptions, fields: dict[str, Any], file: str) -> TableOptions:
     """Add the recipe's second model to the batch's fields, and the model of each row to the table.
 
-    Raises Refused for a recipe that is unsuitable for two models.
+    With a target accuracy, the recipe is a field, too: the deployment needs the table, which
+    contains the known answers. Raises Refused for a recipe that is unsuitable for two models.
     """
     recipe = table.recipe
-    is_recipes = recipe.escalate is not None and "escalate" not in fields
-    if "target_accuracy" in fields or (is_recipes and recipe.target_accuracy is not None):
-        raise Refused(
-            "--target-accuracy needs known answers, but a table is submitted as requests without "
-            "them: use `tidemill drop`, or pass --escalate MODEL --escalate-below P"
-        )
-    if is_recipes:
-        fields |= {"escalate": recipe.escalate, "escalate_below": recipe.escalate_below}
-        fields.setdefault("escalate_by", recipe.escalate_by)
+    if recipe.escalate is not None and "escalate" not in fields:
+        given = {name: getattr(recipe, name) for name in CASCADE}
+        fields |= {name: value for name, value in given.items() if value is not None}
     if "escalate" not in fields:
         return table
     from tidemill.batch.table.cascade_keys import check_cascade
     from tidemill.batch.table.errors import RecipeError
 
-    keys = table.recipe_keys
-    if recipe.target_accuracy is not None:  # its gold answers are not used here
+    keys, target = table.recipe_keys, fields.get("target_accuracy")
+    if target is None and recipe.target_accuracy is not None:  # its gold answers are not used here
         keys = {name: value for name, value in keys.items() if name != "gold"}
     try:
-        check_cascade(recipe.questions, keys, None)
+        check_cascade(recipe.questions, keys, target)
     except RecipeError as exc:
         raise Refused(f"the recipe is not valid: {exc}") from exc
+    if target is not None:
+        if table.dataset is not None or Path(file).is_dir():
+            raise Refused(
+                f"--target-accuracy is supported for a table that is one file, but {file} is a "
+                "dataset or a folder: pass --escalate-below P instead"
+            )
+        sent = table.batch_keys().items()
+        fields[RECIPE] = {name: value for name, value in sent if name not in CASCADE}
+        return replace(table, recipe=replace(recipe, has_models=True))
     return replace(table, recipe=replace(recipe.uncalibrated, has_models=True))
+
+
+def _name_of(file: str) -> str:
+    """Return the name of a table in the server's list."""
+    return "table" if file == STANDARD_STREAM else file.rpartition("/")[2]

@@ -14,14 +14,16 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any, Final
 
+from tidemill.batch.file.decided_row import has_escalation_error
 from tidemill.batch.file.formats import stream_of
 from tidemill.batch.file.lines import FormatError, read_lines
 from tidemill.batch.file.row_order import rows_of_lines
+from tidemill.batch.file.rows import is_success
 from tidemill.batch.merged_rows import merged_indexes, merged_key
 from tidemill.batch.model import Batch, BatchError, Source
 from tidemill.batch.object_keys import moved_outputs, result_file_id
 from tidemill.batch.result_kinds import ERRORS, KINDS, OUTPUT, ResultKind
-from tidemill.batch.retry import have_only_requests, is_success, merged_counts
+from tidemill.batch.retry import have_only_requests, merged_counts
 from tidemill.batch.table.errors import RecipeError, TableError
 
 from ..aws.items import dump
@@ -87,7 +89,8 @@ def _merge(lock: BatchLock, other: BatchLock) -> None:
             record_file(other, file_id, key, found)
             merged.append(_source_of(deployment.bucket.name, key, found))
         changes |= kind.fields(file_id=file_id)
-    made = merged_counts(old, rows_of[OUTPUT].num_rows, rows_of[ERRORS].num_rows)
+    output, errors = (rows_of[kind] for kind in (OUTPUT, ERRORS))
+    made = merged_counts(old, output.num_rows, errors.num_rows, output.num_escalation_failed)
     changes |= made | {"final": dump(made["final"])}
     changes |= _table_changes(lock, other, merged, look)
     file_ids: dict[str, Any] = {name: changes[name] for name in ("output_file_id", "error_file_id")}
@@ -98,11 +101,14 @@ def _merge(lock: BatchLock, other: BatchLock) -> None:
 
 
 class _Indexed:
-    """Iterates rows, counts them, and notes the line and the size of each."""
+    """Iterates rows, counts them, and notes the line and the size of each.
+
+    Those that the second model of a cascade has failed are counted, too.
+    """
 
     def __init__(self, rows: Iterator[tuple[int, bytes]]) -> None:
         self._rows = rows
-        self.num_rows = 0
+        self.num_rows = self.num_escalation_failed = 0
         self.lines, self.sizes = array("q"), array("q")
 
     def __iter__(self) -> Iterator[bytes]:
@@ -111,6 +117,7 @@ class _Indexed:
     def __next__(self) -> bytes:
         line, row = next(self._rows)
         self.num_rows += bool(row)
+        self.num_escalation_failed += has_escalation_error(row)
         if row and self.num_rows <= _MAX_INDEXED:
             self.lines.append(line)
             self.sizes.append(len(row))

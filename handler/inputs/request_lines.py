@@ -32,7 +32,8 @@ def requests_of(
         yield from _decoded(aws, batch.input, form, recipe)
         return
     old = retried_batch(aws, deployment, batch)
-    selection = RetryLines(batch.retry, old)
+    second = old.escalation if batch.escalation is None else None
+    selection = RetryLines(batch.retry, old, second)
     is_empty = True
     with ExitStack() as stack:
         files = open_rows(aws, stack, aws.run(row_sources(deployment, old, selection.kinds)))

@@ -50,10 +50,10 @@ def create_retry(
     batch_id = batch_id_of_request(old.tenant, key or uuid4().hex)
     made = (yield from deployment.table.get_batch(batch_id)) if key else None
     if made is None:
-        yield from _check(deployment, old, params)
+        counts = yield from _check(deployment, old, params)
         yield from deployment.limits.admit_batch(old.tenant, now)
         made = yield from deployment.table.create_batch(
-            (yield from _new_batch(deployment, old, params, batch_id, now))
+            (yield from _new_batch(deployment, old, params, batch_id, now, counts=counts))
         )
     if made.erasing_at is not None:
         raise BatchErased(made)
@@ -74,6 +74,7 @@ def count_failures(deployment: Deployment, batch: Batch) -> Operation[FailureCou
     done = batch.final
     counts = FailureCounts()
     if done is not None:
+        counts.escalation = done.escalation_failed
         counts.not_run = max(0, batch.num_rows - done.num_rows)
     for source in (yield from row_sources(deployment, batch, (ERRORS,))):
         if source.num_bytes > _MAX_COUNTED_BYTES:
@@ -83,7 +84,10 @@ def count_failures(deployment: Deployment, batch: Batch) -> Operation[FailureCou
     return counts
 
 
-def _check(deployment: Deployment, old: Batch, params: RetryParams) -> Operation[None]:
+def _check(
+    deployment: Deployment, old: Batch, params: RetryParams
+) -> Operation[FailureCounts | None]:
+    """Return the failures of a batch, as far as known; raises an error for one without any."""
     check_retryable(old)
     other = (yield from deployment.table.get_batch(old.retried_by)) if old.retried_by else None
     check_no_retry(other)
@@ -91,17 +95,27 @@ def _check(deployment: Deployment, old: Batch, params: RetryParams) -> Operation
         raise NotThere(f"The input of batch {old.id} was deleted: submit it again.")
     counts = yield from count_failures(deployment, old)
     if counts is None or not counts.total:  # a batch that was cancelled before intake counted it
-        return
+        return counts
     retry = params.retry
     num_selected = counts.num_selected(include_invalid=retry.include_invalid)
     if not num_selected and not (retry.include_invalid and retry.prompt):
         raise NothingToRetry(counts.reason)
+    return counts
 
 
 def _new_batch(
-    deployment: Deployment, old: Batch, params: RetryParams, batch_id: str, now: int
+    deployment: Deployment,
+    old: Batch,
+    params: RetryParams,
+    batch_id: str,
+    now: int,
+    *,
+    counts: FailureCounts | None,
 ) -> Operation[Batch]:
     options = params.options
+    escalation = _escalation_of(deployment, options, old.escalation)
+    if _is_of_second_model(old, params, counts):
+        escalation = None  # the batch is the second model's
     expires_at = now + window_seconds(options.completion_window)
     return Batch(
         id=batch_id,
@@ -115,10 +129,26 @@ def _new_batch(
         expires_at=expires_at,
         expires=deployment.settings.forget_at(expires_at),
         endpoint=old.endpoint,
-        escalation=_escalation_of(deployment, options, old.escalation),
+        escalation=escalation,
         retry=params.retry,
         **(yield from webhook_of(deployment, old.tenant, options, "webhook_url", now)),
     )
+
+
+def _is_of_second_model(old: Batch, params: RetryParams, counts: FailureCounts | None) -> bool:
+    """Return whether a retry is only of rows that the second model of a cascade has failed.
+
+    Their threshold and way to decide must be the same, or the first model decides, too.
+    """
+    known, options, retry = old.escalation, params.options, params.retry
+    if known is None or known.is_waiting or counts is None:
+        return False
+    requested = (options.escalate, options.escalate_below, options.escalate_by)
+    if requested != (known.name, known.threshold or 1.0, known.by):
+        return False
+    num_selected = counts.num_selected(include_invalid=retry.include_invalid)
+    is_alone = 0 < counts.escalation == num_selected
+    return is_alone and not (retry.include_invalid and retry.prompt)
 
 
 def _escalation_of(

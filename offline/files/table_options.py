@@ -64,15 +64,12 @@ class TableOptions:
     dataset: DatasetId | None = None
     recipe_file: Path | None = None
 
-    def print_recipe(self) -> str:
-        """Return the recipe as a document for a drop, with the format of the results.
+    def batch_keys(self) -> dict[str, Any]:
+        """Return the recipe's keys for a deployment, with the format of the results.
 
-        It contains the calibration that it names. Raises Refused for a recipe that drops do not
-        support.
+        They contain the calibration that they name. Raises Refused for a recipe that deployments do
+        not support.
         """
-        from tidemill.batch.table.drop_recipe import MAX_BYTES
-        from tidemill.batch.table.recipe import print_recipe
-
         plan = self.recipe.calibration
         if plan is not None and plan.gold_file is not None:
             raise Refused(
@@ -82,6 +79,14 @@ class TableOptions:
         keys = {**self.recipe_keys, "output": self.output_format}
         if plan is not None and plan.saved is not None:
             keys["calibration"] = plan.saved.as_json()
+        return keys
+
+    def print_recipe(self) -> str:
+        """Return these keys as a document for a drop; raises Refused for a long one, too."""
+        from tidemill.batch.table.drop_recipe import MAX_BYTES
+        from tidemill.batch.table.recipe import print_recipe
+
+        keys = self.batch_keys()
         if (size := len((text := print_recipe(keys)).encode())) > MAX_BYTES:
             raise Refused(
                 f"the recipe has {size:,} bytes, but at most {MAX_BYTES:,} are supported for "

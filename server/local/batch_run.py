@@ -59,7 +59,7 @@ class BatchRun:
         """
         try:
             # Closed on exit, even while a thread still reads from it.
-            with open_input(self._path) as file:
+            with self._path.open("rb") as file:
                 await self._run_lines(lines_without_row(file, self._rows))
         except ExceptionGroup as exc:
             raise exc.exceptions[0] from None
@@ -145,11 +145,6 @@ class BatchRun:
 def _held_bytes(raw: RawLine) -> int:
     """Return about how many bytes a line holds while its request runs."""
     return len(raw.data) + unfolded_bytes(raw.data)
-
-
-def open_input(path: Path) -> BinaryIO:
-    """Open the input file of a batch; raises OSError."""
-    return path.open("rb")
 
 
 def lines_without_row(file: BinaryIO, rows: Rows) -> Iterator[RawLine]:

@@ -13,7 +13,7 @@ from tidemill.batch.result_kinds import ERRORS, KINDS, ResultKind
 from tidemill.batch.states import Status
 from tidemill.batch.stored_file import File
 
-from .batch_run import lines_without_row, open_input
+from .batch_run import lines_without_row
 from .folder import sync_folder
 from .retry import merge_retry, result_file
 from .rows import Rows
@@ -27,7 +27,7 @@ def fill_expired(store: Store, batch: Batch) -> None:
     """Write the `expired` row of each line that did not run in time; may be repeated."""
     rows = store.rows_of(batch.id)
     rows.open()
-    with open_input(store.input_path(batch.id)) as file:
+    with store.input_path(batch.id).open("rb") as file:
         lines = lines_without_row(file, rows)
         while some := list(islice(lines, _FILLED_AT_ONCE)):
             filled = [row_not_run(raw, EXPIRED) for raw in some]

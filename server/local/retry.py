@@ -13,6 +13,7 @@ from uuid import uuid4
 from tidemill.batch.file.formats import detect_file, open_lines
 from tidemill.batch.file.lines import FormatError, RawLine, read_lines
 from tidemill.batch.file.row_order import rows_of_lines
+from tidemill.batch.file.rows import is_success
 from tidemill.batch.model import Batch, Retry
 from tidemill.batch.object_keys import DROP_TENANT, result_file_id
 from tidemill.batch.parts import RowKind
@@ -21,7 +22,6 @@ from tidemill.batch.retry import (
     NothingToRetry,
     RetryLines,
     have_only_requests,
-    is_success,
     merged_counts,
 )
 from tidemill.batch.stored_file import File

@@ -78,7 +78,8 @@ class FakeApi:
         if key is not None and key in self.keys:
             return self.batches[self.keys[key]]
         number = len(self.batches) + 1
-        lines = [json.loads(line) for line in self.files[request["input_file_id"]].splitlines()]
+        data = b"" if "recipe" in request else self.files[request["input_file_id"]]
+        lines = [json.loads(line) for line in data.splitlines()]
         batch = {
             "id": f"batch_{number:032x}",
             "object": "batch",
@@ -119,6 +120,8 @@ class FakeApi:
                     "failed": len(bad),
                 }
                 self._put_results(batch, [line for line in lines if line not in bad], bad)
+                if "recipe" in batch["request"]:  # its table is the input
+                    batch["tidemill"]["table_file_id"] = batch["input_file_id"]
             case "cancelling":
                 batch["status"] = "cancelled"
 

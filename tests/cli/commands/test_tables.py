@@ -7,6 +7,8 @@ import json
 import re
 from pathlib import Path
 
+import pyarrow.csv as arrow_csv
+import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.api_rig import Shell
@@ -89,3 +91,70 @@ def test_waiting_ends_with_the_table(shell: Shell) -> None:
     result = shell.type("submit", table, *PROMPT, "--wait")
     assert (result.status, "t.output.csv already exists" in result.err) == (2, True)
     assert len(shell.api.batches) == 1
+
+
+QUESTION = ("--ask", "good: Is it good?")
+LEARNT = (*QUESTION, "--escalate", "large", "--target-accuracy", "0.9")
+
+
+def write_gold(name: str, num_gold: int = 12) -> str:
+    """Write a table of 12 rows, some of them with known answers."""
+    cells = ["yes" if number < num_gold else "" for number in range(12)]
+    text = "".join(f"x{number},{cell}\n" for number, cell in enumerate(cells))
+    return write(name, f"text,known\n{text}")
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "flagless"])
+def test_a_threshold_is_learnt_from_the_table_itself(shell: Shell, form: str) -> None:
+    """It is uploaded with its recipe, because the known answers are in no request."""
+    table, flags = write_gold("t.csv"), [*LEARNT, "--gold", "known"]
+    if form == "parquet":
+        pq.write_table(arrow_csv.read_csv(table), "t.parquet")
+        table = "t.parquet"
+    elif form == "flagless":
+        flags = []
+        keys = 'ask = ["good: Is it good?"]\ngold = "known"\nescalate = "large"\n'
+        write("t.recipe.toml", f"{keys}target_accuracy = 0.9\n")
+    assert shell.type("submit", table, *flags, "--wait").status == 0
+    [batch] = shell.api.batches.values()
+    request, suffix = batch["request"], Path(table).suffix
+    assert request["recipe"] == {
+        "ask": ["good: Is it good?"],
+        "gold": ["known"] if flags else "known",
+        "output": suffix.removeprefix("."),
+    }
+    assert (request["escalate"], request["target_accuracy"]) == ("large", 0.9)
+    assert (request["endpoint"], shell.api.filenames) == ("/v1/decisions", [table])
+    assert shell.api.files[request["input_file_id"]] == Path(table).read_bytes()
+    assert Path(f"t.output{suffix}").read_bytes() == Path(table).read_bytes()
+    assert [path.name for path in Path().glob("t.output*")] == [f"t.output{suffix}"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ((), "`target_accuracy` needs `gold`, the column of the known answers"),
+        (("--gold", "g.csv", "--id", "text"), "--gold FILE is not supported for batches"),
+        (("--gold", "text"), "row 1: 'x0' is not an answer to `good`"),
+        (("--gold", "known", "--calibrate", "platt"), "cannot be combined with `calibrate`"),
+    ],
+)
+def test_a_threshold_that_cannot_be_learnt_is_refused(
+    shell: Shell, flags: tuple[str, ...], words: str
+) -> None:
+    """Nothing is uploaded."""
+    write("g.csv", "text,good\n" + "".join(f"x{number},yes\n" for number in range(12)))
+    result = shell.type("submit", write_gold("t.csv"), *LEARNT, *flags)
+    assert result.status in {1, 2}
+    assert words in result.err
+    assert shell.api.requests == []
+
+
+def test_a_folder_has_no_learnt_threshold(shell: Shell) -> None:
+    """Its tables are submitted as requests, without their known answers."""
+    Path("folder").mkdir()
+    write_gold("folder/t.csv")
+    result = shell.type("submit", "folder", *LEARNT, "--gold", "known")
+    assert result.status == 2
+    assert "folder is a dataset or a folder: pass --escalate-below P instead" in result.err
+    assert shell.api.batches == {}

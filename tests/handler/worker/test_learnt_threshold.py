@@ -31,6 +31,7 @@ from tidemill.batch.states import Status
 from tidemill.handler.aws.items import dump
 from tidemill.handler.aws.objects.object_file import open_object
 from tidemill.handler.aws.queues import shard_message, threshold_message
+from tidemill.handler.aws.stores.live import live_key
 from tidemill.handler.aws.stores.table import active_name
 from tidemill.handler.aws.sync import Aws
 from tidemill.handler.control.advance import advance
@@ -240,6 +241,45 @@ async def test_a_run_may_die_at_any_moment_while_a_threshold_is_learnt(
         assert answers(work) == ANSWERS
         done = rig.run(rig.deployment.table.get_shard_progress(work.batch)).progress(0)
         assert (done.completed, done.failed, done.escalated) == (14, 0, 3)
+
+
+@pytest.mark.parametrize("stride", with_long([40], [1]))
+async def test_a_shard_given_up_before_the_threshold_is_learnt_keeps_its_drafts(
+    rig: Rig, stride: int
+) -> None:
+    """It waits for the threshold, wherever a run dies: drafts that are sure then are final."""
+    works, table = [table_work(rig) for _ in range(-(-NUM_CALLS // stride))], rig.deployment.table
+    async with rig.worker():
+        await until(lambda: all(is_decided(work)() for work in works))
+    rig.messages()
+    for number, work in enumerate(works):
+
+        def mark(shard: int, *, is_decided: bool, work: Work = work) -> None:
+            fields = {"escalated": is_decided or None}
+            rig.run(table.update(live_key(work.id, shard), fields, "attribute_exists(pk)", {}))
+
+        def run(work: Work = work) -> None:
+            advance(rig.aws, rig.deployment, work.id, plenty)
+            learn_threshold(rig.aws, rig.deployment, work.id, plenty)
+            advance(rig.aws, rig.deployment, work.id, plenty)
+
+        mark(0, is_decided=False)
+        mark(1, is_decided=False)  # its worker died after the last draft
+        rig.run(table.abandon(work.id, 1, "Given up."))
+        advance(rig.aws, rig.deployment, work.id, plenty)
+        assert work.shard(1).status is ShardStatus.PENDING
+        mark(0, is_decided=True)
+        is_killed_after(stride * number, rig.aws, run)
+        change(rig, work, turn_until=0)  # the lock of the dead lapses
+        for _ in range(3):
+            repair(rig, work)
+        advance(rig.aws, rig.deployment, work.id, plenty, now=lambda: time.time() + 120)
+        assert answers(work) == [
+            (name, MODEL, UNSURE if name in UNSURE_IDS else SURE) for name, *_ in ANSWERS
+        ]
+        assert reasons(work) == dict.fromkeys(sorted(UNSURE_IDS), (LARGE, "shard_failed"))
+        done = rig.run(table.get_shard_progress(work.batch)).progress(0)
+        assert (done.completed, done.failed, done.escalation_failed) == (14, 0, 3)
 
 
 async def test_a_run_continues_the_work_of_those_before_it(

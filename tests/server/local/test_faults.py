@@ -58,9 +58,7 @@ async def run_batch(root: Path, fault: Fault | None) -> tuple[str, list[str], ob
     return batch["status"], sorted(row["custom_id"] for row in rows), counts
 
 
-# A fault after the opening of a file leaves the file to the garbage collector.
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:coroutine:RuntimeWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
 @pytest.mark.parametrize("one_in", [61, pytest.param(1, marks=pytest.mark.long)])
 async def test_a_batch_is_completed_with_all_rows_or_fails(tmp_path: Path, one_in: int) -> None:
     """A failed step is retried, or ends the batch with its finished rows and an error."""

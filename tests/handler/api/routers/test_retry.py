@@ -14,14 +14,18 @@ from openai import OpenAI
 from pydantic_core import from_json, to_json
 
 from tests.emulators import MODEL
+from tests.handler.api import ended_batch
 from tests.handler.api.ended_batch import finalized, rows_of, run_to_end
 from tests.handler.api.rig import answer_to, body_as_sent, refusal_in, request_of
 from tests.handler.finalize.rig import plenty
 from tests.handler.intake.rig import Cloud, line_of
+from tidemill.batch.escalation import Escalation
+from tidemill.batch.file.lines import RawLine, parse_line
+from tidemill.batch.file.rows import print_reply
 from tidemill.batch.merged_rows import merged_key
 from tidemill.batch.model import Batch
 from tidemill.batch.object_keys import moved_outputs
-from tidemill.batch.parts import encode_part
+from tidemill.batch.parts import FinishedRow, encode_part
 from tidemill.batch.states import Status
 from tidemill.handler.api.routers.results import part_cache
 from tidemill.handler.aws.queues import LAMBDA_SECONDS
@@ -209,6 +213,79 @@ def test_a_table_is_written_again_with_the_retried_rows(cloud: Cloud) -> None:
     assert header.startswith("word,text")
     assert [(row[0], "Say b" in row) for row in rows] == [("a", False), ("b", True), ("c", False)]
     assert made["tidemill"]["retry_of"] == old.id
+
+
+LARGE = "lab/large"
+CASCADE = (
+    b"ask = 'good: Is it good?'\nprompt = '{{ word }}'\nid = 'word'\n"
+    b"params = {model = 'tidemill-demo'}\nescalate = 'lab/large'\nescalate_below = 0.8\n"
+    b"escalate_by = 'chat'\n"
+)
+
+
+def decisions_of(cloud: Cloud, batch: Batch, statuses: Mapping[str, int]) -> list[FinishedRow]:
+    """Return decided rows; 0 is that of the first model, because the second one has failed."""
+    rows = []
+    data = cloud.run(cloud.deployment.bucket.get(batch.source.key))
+    for number, text in enumerate(data.splitlines(), start=1):
+        line = parse_line(RawLine(number, text))
+        status = statuses.get(line.custom_id, 200)
+        body: dict[str, Any] = {"model": line.body["model"], "answers": [ANSWER]}
+        if status == 0:
+            body["escalation_error"] = {"model": LARGE, "code": "c", "message": "No."}
+        elif status != 200:
+            body = {"error": {"message": "no", "type": "t"}}
+        row = print_reply(line, status or 200, body)
+        has_error = status == 0
+        rows.append(FinishedRow(number, row, "answers" in body, has_escalation_error=has_error))
+    return rows
+
+
+ANSWER = {"type": "predicate", "name": "good", "probability": 0.9}
+
+
+def decided(cloud: Cloud, batch: Batch) -> list[tuple[str, str, bool]]:
+    """Return ID, model and whether the second model has failed, of each answered row."""
+    file = cloud.run(cloud.deployment.files.get_file(str(batch.output_file_id)))
+    assert file is not None
+    rows = map(from_json, cloud.run(cloud.deployment.bucket.get(file.key)).splitlines())
+    bodies = [(row["custom_id"], row["response"]["body"]) for row in rows]
+    return [(name, body["model"], "escalation_error" in body) for name, body in bodies]
+
+
+def test_rows_that_a_second_model_has_failed_are_retried_by_it_alone(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first model's answer stays if it fails again; other failures need both models."""
+    monkeypatch.setattr(ended_batch, "rows_of", decisions_of)
+    cloud.put(CASCADE, "input/t.recipe.toml")
+    table = cloud.create(b"word\na\nb\nc\n", "input/t.csv")
+    old = run_to_end(cloud, cloud.ingest(table), {"b": 0, "c": 0})
+    _, batch = retry(cloud, old.id)
+    assert (batch.model, batch.escalation) == (LARGE, None)
+    requests = [(it["custom_id"], it["body"]) for it in requests_of(cloud, batch)]
+    assert [(name, body["model"], body["decide_by"]) for name, body in requests] == [
+        ("b", LARGE, "chat"),
+        ("c", LARGE, "chat"),
+    ]
+    assert run_to_end(cloud, batch, {"c": 500}).merge == "done"
+    now = cloud.batch(old.id)
+    assert now.final is not None
+    assert (now.final.completed, now.final.failed, now.final.escalation_failed) == (3, 0, 1)
+    assert decided(cloud, now) == [("a", MODEL, False), ("b", LARGE, False), ("c", MODEL, True)]
+    made = cloud.run(cloud.deployment.bucket.get(str(now.outputs.table_key))).decode()
+    found = [(LARGE in row, "No." in row) for row in made.splitlines()[1:]]
+    assert found == [(False, False), (True, False), (False, True)]
+    _, batch = retry(cloud, old.id, escalate_below=0.9)  # the first model decides again, too
+    assert (batch.model, batch.escalation) == (MODEL, Escalation(LARGE, LARGE, 0.9, by="chat"))
+    assert [it["body"]["model"] for it in requests_of(cloud, batch)] == [MODEL]
+    assert run_to_end(cloud, batch, {}).merge == "done"
+    assert refusal_in(posted(old.id))[1]["code"] == "nothing_to_retry"
+    mixed = cloud.create(b"word\na\nb\nc\n", "input/t.csv")
+    mixed = run_to_end(cloud, cloud.ingest(mixed), {"a": 500, "b": 0})
+    _, batch = retry(cloud, mixed.id)
+    assert (batch.model, batch.escalation) == (MODEL, mixed.escalation)
+    assert [it["custom_id"] for it in requests_of(cloud, batch)] == ["a", "b"]
 
 
 def test_an_erasure_takes_both_tables(cloud: Cloud) -> None:
