@@ -38,7 +38,7 @@ def read_requests(
         return {}
     room = READ_BYTES
     reads: list[Operation[dict[int, bytes]]] = []
-    for shard, own in _by_shard(aws, deployment, batch, wanted):
+    for shard, own in _by_shard(aws, deployment, batch, cache, wanted):
         known = cache.part(_key_of(shard))
         if known is None:
             if room < (num_bytes := shard.end - shard.start):
@@ -57,11 +57,11 @@ def read_requests(
 
 
 def _by_shard(
-    aws: Aws, deployment: Deployment, batch: Batch, wanted: list[int]
+    aws: Aws, deployment: Deployment, batch: Batch, cache: PartCache, wanted: list[int]
 ) -> Iterable[tuple[Shard, frozenset[int]]]:
     """Yield the shards of lines."""
     left = wanted
-    for shard, last_line in shards_behind(aws, deployment, batch, wanted[0] - 1):
+    for shard, last_line in shards_behind(aws, deployment, batch, cache, wanted[0] - 1):
         own = frozenset(line for line in left if last_line is None or line <= last_line)
         left = [line for line in left if line not in own]
         if own:

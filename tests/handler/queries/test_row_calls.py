@@ -11,12 +11,13 @@ from tidemill.handler.queries.results import shards_behind
 from tidemill.handler.queries.row_search import search_rows
 
 NUM_ROWS = 1_000_000
+# Rounds of a first page, whose indexes and rows are read at once, and of the same page again.
 ROUNDS = {
-    "failed, first page": 3,
-    "truncated, first page": 3,
-    "all, in the middle": 3,
-    "one line": 3,
-    "text, no match": 7,
+    "failed, first page": (2, 1),
+    "truncated, first page": (3, 1),
+    "all, in the middle": (2, 1),
+    "one line": (2, 1),
+    "text, no match": (7, 4),
 }
 
 
@@ -30,12 +31,13 @@ def fixture_cloud() -> Cloud:
 def test_calls_are_concurrent(cloud: Cloud, name: str) -> None:
     """A page waits for few calls; its bytes do not grow with the batch."""
     query = queries(NUM_ROWS)[name]
-    cloud.reset()
     batch, cache = batch_of(cloud, NUM_ROWS), PartCache()
-    found = search_rows(cloud, cloud.deployment, batch, cache, query, limit=25)
-    assert cloud.num_rounds <= ROUNDS[name]
-    assert cloud.num_bytes < 20e6
-    assert found.rows or query.text
+    for num_rounds in ROUNDS[name]:
+        cloud.reset()
+        found = search_rows(cloud, cloud.deployment, batch, cache, query, limit=25)
+        assert cloud.num_rounds == num_rounds
+        assert cloud.num_bytes < 20e6
+        assert found.rows or query.text
 
 
 def test_shards_are_found_wherever_they_are() -> None:
@@ -50,5 +52,5 @@ def test_shards_are_found_wherever_they_are() -> None:
     ends = [shard.first_line - 1 for shard in cloud.shards[1:]] + [None]
     whole = [*zip(cloud.shards, ends, strict=True)]
     for after in (0, 1, 299, 450, 451, 20_000, 40_000, 41_700, 41_900, first - 2, first):
-        found = [*shards_behind(cloud, cloud.deployment, batch, after)]
+        found = [*shards_behind(cloud, cloud.deployment, batch, PartCache(), after)]
         assert found == [each for each in whole if each[1] is None or each[1] > after]
