@@ -225,7 +225,7 @@ class RowFinder:
             read = self.aws.run_all(reads)
         except (BadPart, NotThere) as exc:
             raise WorkGone(f"sealed rows of {self.batch.id}") from exc
-        self._guessed |= zip(ranges, read[len(some) :], strict=True)
+        self._guessed = dict(zip(ranges, read[len(some) :], strict=True))
         for shard, seal in zip(some, read, strict=False):
             truncated = frozenset(seal.truncated or ())
             success = RowKind.SUCCESS if seal.truncated is None else RowKind.WHOLE

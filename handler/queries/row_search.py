@@ -51,7 +51,8 @@ def search_rows(
 
     Raises WorkGone if the rows have been deleted.
     """
-    finder = RowFinder(aws, deployment, batch, cache, guess=partial(_guess, query))
+    guess = partial(_guess, query) if limit <= _FEW_ROWS else lambda _: ()
+    finder = RowFinder(aws, deployment, batch, cache, guess=guess)
     search = _Search(query, limit, max_bytes)
     shards = islice(shards_behind(aws, deployment, batch, cache, query.begin - 1), _MAX_SHARDS)
     through, num_shards = query.begin - 1, 0
@@ -109,7 +110,7 @@ def _guess(query: RowQuery, shard: Shard) -> Iterator[ByteRange]:
     """Yield the bytes of a shard that begin with the first matching row if all are of one size."""
     if query.reads_rows:
         return
-    share = min(1.0, max(0, query.begin - shard.first_line) / shard.num_rows)
+    share = min(1.0, max(0, query.begin - shard.first_line) / max(1, shard.num_rows))
     for kind in (OUTPUT, ERRORS):
         own = query.kinds & {RowKind.FAILED} if kind is ERRORS else query.kinds - {RowKind.FAILED}
         segments = kind.segments_of(shard)

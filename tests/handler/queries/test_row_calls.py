@@ -6,6 +6,7 @@ import pytest
 
 from bench.cloud.row_pages import Cloud, batch_of, queries
 from tidemill.batch.model import Shard
+from tidemill.dashboard.row_query import RowQuery
 from tidemill.handler.queries.part_cache import PartCache
 from tidemill.handler.queries.results import shards_behind
 from tidemill.handler.queries.row_search import search_rows
@@ -38,6 +39,15 @@ def test_calls_are_concurrent(cloud: Cloud, name: str) -> None:
         assert cloud.num_rounds == num_rounds
         assert cloud.num_bytes < 20e6
         assert found.rows or query.text
+
+
+def test_a_piece_of_a_download_reads_little_more_than_its_rows(cloud: Cloud) -> None:
+    """Nothing is read together with the indexes of many shards."""
+    cloud.reset()
+    args = cloud, cloud.deployment, batch_of(cloud, NUM_ROWS), PartCache(), RowQuery()
+    found = search_rows(*args, limit=20_000, max_bytes=3 * 2**20)
+    assert sum(len(row or b"") for _, row in found.rows) >= 3 * 2**20
+    assert cloud.num_bytes < 5e6
 
 
 def test_shards_are_found_wherever_they_are() -> None:
