@@ -9,6 +9,7 @@ from tidemill.batch.model import Shard
 from tidemill.dashboard.row_query import RowQuery
 from tidemill.handler.queries.part_cache import PartCache
 from tidemill.handler.queries.results import shards_behind
+from tidemill.handler.queries.row_requests import read_requests
 from tidemill.handler.queries.row_search import search_rows
 
 NUM_ROWS = 1_000_000
@@ -39,6 +40,17 @@ def test_calls_are_concurrent(cloud: Cloud, name: str) -> None:
         assert cloud.num_rounds == num_rounds
         assert cloud.num_bytes < 20e6
         assert found.rows or query.text
+
+
+def test_requests_that_follow_each_other_are_read_at_once(cloud: Cloud) -> None:
+    """The lines of a shard are counted once."""
+    batch, cache = batch_of(cloud, NUM_ROWS), PartCache()
+    lines = range(NUM_ROWS // 2, NUM_ROWS // 2 + 25)
+    for num_calls in (2, 1):
+        cloud.reset()
+        found = read_requests(cloud, cloud.deployment, batch, cache, lines)
+        assert list(found) == list(lines)
+        assert cloud.num_calls == num_calls
 
 
 def test_a_piece_of_a_download_reads_little_more_than_its_rows(cloud: Cloud) -> None:
