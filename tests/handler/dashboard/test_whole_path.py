@@ -66,6 +66,7 @@ def test_a_table_of_reviews_becomes_a_table_of_labels(
         page.get_by_role("button", name="Upload and start").click()
         expect(page.get_by_role("heading", name="reviews.csv", exact=True)).to_be_visible()
         expect(status).to_have_text("Completed with errors", timeout=SECONDS)
+        expect(page.locator("#batch-model")).to_have_text(MODEL)
         expect(page.locator(".done")).to_contain_text("500 of 500 · 100%")
         expect(page.get_by_role("heading", name="Failed rows")).to_be_visible()
         expect(page.locator("#first-rows .request").first).to_contain_text("textGood at any")
