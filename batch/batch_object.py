@@ -131,8 +131,8 @@ class TidemillObject(BaseModel):
     is lower than `escalate_below`, which may be learnt as `learnt_threshold` describes.
     `escalation_failed_rows` of them have the first model's answer, because the second one failed
     or did not reach them; their bodies have an `escalation_error`.
-    `table_url` is the URL of the output table if the input is a table, and `table_file_id`
-    its file ID. `questions` are the distributions of the answers in it.
+    `is_table` says whether the input is a table. Once the output table exists, `table_url` is its
+    URL, `table_file_id` its file ID, and `questions` are the distributions of the answers in it.
     `unknown_parameters` lists the most frequent ones, which are ignored.
     `cost` is in the currency of the deployment's price per GPU-hour, and null without a price.
     Estimates cover the whole batch; they are null while unknown and after the end.
@@ -159,6 +159,7 @@ class TidemillObject(BaseModel):
     escalate_below: float | None
     learnt_threshold: ThresholdObject | None
     unknown_parameters: list[UnknownParameterObject]
+    is_table: bool
     table_file_id: str | None
     table_url: str | None
     questions: list[dict[str, Any]]
@@ -318,6 +319,7 @@ def _tidemill_object(
         truncated_rows=done.truncated,
         **_escalation_fields(batch, done),
         unknown_parameters=[_unknown(each) for each in batch.unknown_parameters[:max_errors]],
+        is_table=batch.is_table,
         table_file_id=batch.table_file_id,
         table_url=_table_url(batch),
         questions=[] if batch.questions is None else json.loads(batch.questions),

@@ -287,6 +287,12 @@ class Batch:
         return self.original or self.source
 
     @property
+    def is_table(self) -> bool:
+        """Say whether the input is a table; retries run requests of one, and get no table."""
+        is_converted = self.conversion is not None and self.conversion.recipe is not None
+        return is_converted and self.retry is None
+
+    @property
     def is_table_due(self) -> bool:
         """Say whether its rows are published and still need to be written as a table.
 

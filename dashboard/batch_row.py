@@ -65,6 +65,12 @@ class BatchRow:
         return self.name.endswith(TRIAL_ENDING)
 
     @property
+    def lacks_table(self) -> bool:
+        """True for a table with rows that ended before its output table was written."""
+        is_missing = self.wire.tidemill.is_table and not self.wire.tidemill.table_file_id
+        return is_missing and self.has_ended and self.num_done > 0
+
+    @property
     def num_done(self) -> int:
         """Number of finished rows, successful or failed."""
         return self.wire.request_counts.completed + self.wire.request_counts.failed

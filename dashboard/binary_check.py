@@ -95,7 +95,7 @@ def _parquet(start: FileStart) -> _Columns:
 
 def _arrow(start: FileStart) -> _Columns:
     """Return the columns in the schema of an Arrow table; raises TableError, BytesMissing."""
-    cells = ArrowCells(start.read)
+    cells = ArrowCells(start.read, start.num_bytes)
     return _Columns(cells.names, partial(cells.first, count=MAX_SHOWN))
 
 

@@ -32,8 +32,22 @@ _IGNORED = shutil.ignore_patterns(
 )
 # botocore describes every AWS service; Lambdas call only these.
 _SERVICES = {*SERVICES, "sts"}
-# Powertools' page of an API, and time zones of systems without any.
-_UNREAD = ("aws_lambda_powertools/**/swagger-ui*.min.*", "dateutil/zoneinfo/*.tar.gz")
+# Powertools' page of an API, time zones of systems without any, and lists of installed files.
+_UNREAD = (
+    *("aws_lambda_powertools/**/swagger-ui*.min.*", "dateutil/zoneinfo/*.tar.gz"),
+    *("*.dist-info/RECORD", "pydantic/mypy.py"),
+)
+# `multipart` is an alias of another package; nothing that remains imports the others.
+_UNUSED = (
+    *("bin", "boto3/examples", "multipart", "pydantic/v1", "urllib3/contrib/emscripten"),
+    *(
+        f"aws_lambda_powertools/utilities/{name}"
+        for name in (
+            *("auth_alpha", "circuit_breaker", "data_masking", "feature_flags", "idempotency"),
+            *("kafka", "metadata", "parameters", "streaming"),
+        )
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +150,7 @@ def _prune(folder: Path) -> None:
     for service in (folder / "botocore" / "data").iterdir():
         if service.is_dir() and service.name not in _SERVICES:
             shutil.rmtree(service)
-    for name in ("bin", "boto3/examples", "multipart"):  # the last is an alias of another package
+    for name in _UNUSED:
         shutil.rmtree(folder / name, ignore_errors=True)
 
 

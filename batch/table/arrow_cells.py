@@ -1,20 +1,21 @@
 """Columns and first cells of an Arrow file or stream, read without Arrow, to show prompts.
 
-Texts, numbers and booleans of the first batch are read, without compression or with LZ4. Only the
-bytes that are needed are read. Format: https://arrow.apache.org/docs/format/Columnar.html.
+Texts, numbers and booleans of the first batch are read, without compression, with LZ4 or
+zstd. Only the bytes that are needed are read.
+Format: https://arrow.apache.org/docs/format/Columnar.html.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from itertools import islice, pairwise
+from typing import Any, Final, NamedTuple, TypeAlias
 
+from . import lz4, zstd
 from .detection import ARROW_FILE
 from .errors import NotReadHere, TableError
 from .flatbuffers import FlatTable
-from .lz4 import unpack_frame
 
 ReadBytes = Callable[[int, int], bytes]
 """Returns the bytes of a file from one place to before another, fewer at its end."""
@@ -27,13 +28,19 @@ _MAX_UNPACKED_BYTES: Final = 2**22
 _MAX_MESSAGES: Final = 1_000
 _MAX_FIELDS: Final = 20_000
 _MAX_DEPTH: Final = 64
-_LZ4_ROOM: Final = 2**10
+_LZ4, _ZSTD = 0, 1
+_ROOM: Final = {_LZ4: 2**10, _ZSTD: zstd.MAX_BLOCK_BYTES + 2**10}
+"""Bytes behind the compressed form of others, with which these can be decompressed."""
+
+_BLOCK: Final = struct.Struct("<qi4xq")
+_FOOTER_BYTES: Final = struct.Struct("<i6x")
 _DAMAGE: Final = (struct.error, LookupError, ValueError)
 # Numbers of the format: kinds of messages, fields of tables, types.
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 _KIND, _HEADER, _BODY_BYTES = 1, 2, 3
 _NAME, _TYPE_KIND, _TYPE, _DICTIONARY_OF, _CHILDREN = 0, 2, 3, 4, 5
 _LENGTH, _BUFFERS, _COMPRESSION, _VARIADIC = 0, 2, 3, 4
+_BATCHES: Final = 3
 _NULL, _INT, _FLOAT, _TEXT, _BOOL, _LARGE_TEXT, _TEXT_VIEW = 1, 2, 3, 5, 6, 20, 24
 _WITH_TWO: Final = frozenset({_INT, _FLOAT, _BOOL, 7, 8, 9, 10, 11, 15, 18})
 _WITH_THREE: Final = frozenset({_TEXT, _LARGE_TEXT, 4, 19})
@@ -45,6 +52,8 @@ _BUFFER: Final = struct.Struct("<qq")
 _COUNT: Final = struct.Struct("<q")
 _VIEW: Final = struct.Struct("<i4sii")
 _INLINE_BYTES: Final = 12
+
+_Message: TypeAlias = tuple[int, FlatTable, int, int]
 
 
 class _Field(NamedTuple):
@@ -68,12 +77,15 @@ class _Batch(NamedTuple):
 class ArrowCells:
     """The columns of an Arrow table, and the first cells of each.
 
+    In a file of `num_bytes`, the footer names the first rows if dictionaries precede them.
+
     Raises TableError for a table that ends within its schema.
     """
 
-    def __init__(self, read: ReadBytes) -> None:
-        self._read = read
-        start = _FILE_START if read(0, len(ARROW_FILE)) == ARROW_FILE else 0
+    def __init__(self, read: ReadBytes, num_bytes: int) -> None:
+        self._read, self._num_bytes = read, num_bytes
+        self._is_file = read(0, len(ARROW_FILE)) == ARROW_FILE
+        start = _FILE_START if self._is_file else 0
         try:
             found = self._message(start)
             if found is None or found[0] != _SCHEMA:
@@ -104,7 +116,7 @@ class ArrowCells:
         except _DAMAGE as exc:
             raise NotReadHere(name, str(exc) if type(exc) is _Reason else "it is damaged") from exc
 
-    def _message(self, place: int) -> tuple[int, FlatTable, int, int] | None:
+    def _message(self, place: int) -> _Message | None:
         """Return the kind of a message, its header, and where its body begins and ends.
 
         The format had no mark before the size until version 0.15.
@@ -146,12 +158,7 @@ class ArrowCells:
             )
 
     def _first_batch(self) -> _Batch:
-        place = self._start
-        for _ in range(_MAX_MESSAGES):
-            found = self._message(place)
-            if found is None:
-                break
-            kind, header, body, place = found
+        for kind, header, body, _ in islice(self._messages(), _MAX_MESSAGES):
             num_rows = header.number(_LENGTH, "q")
             if kind == _BATCH and num_rows > 0:
                 codec = None
@@ -161,6 +168,28 @@ class ArrowCells:
                 buffers: list[Any] = [*header.structs(_BUFFERS, _BUFFER)]
                 return _Batch(num_rows, body, buffers, variadic, codec)
         raise _Reason("the table has no rows")
+
+    def _messages(self) -> Iterator[_Message]:
+        """Yield the messages after the schema; of a file with dictionaries only the batches."""
+        place = self._start
+        while (found := self._message(place)) is not None:
+            if self._is_file and found[0] == _DICTIONARY:
+                yield from filter(None, map(self._message, self._batch_places()))
+                return
+            yield found
+            place = found[3]
+
+    def _batch_places(self) -> list[int]:
+        """Return the places of the batches, which the footer contains."""
+        end = self._num_bytes - _FOOTER_BYTES.size
+        [size] = _FOOTER_BYTES.unpack(self._read_all(end, self._num_bytes))
+        if not 0 < size <= min(end, _MAX_HEADER_BYTES):
+            raise _Reason("the footer of the table is too large or damaged")
+        footer = FlatTable.root(self._read_all(end - size, end))
+        places = [place for place, _, _ in footer.structs(_BATCHES, _BLOCK)]
+        if places and not 0 <= min(places) <= max(places) < end:
+            raise ValueError("a batch outside of the file")
+        return places
 
     def _cells(self, field: _Field, batch: _Batch, first: int, count: int) -> list[Any]:
         def read(buffer: int, start: int, end: int) -> bytes:
@@ -200,16 +229,19 @@ class ArrowCells:
             raise _Reason("its first texts are too long or damaged")
         if batch.codec is None:
             return self._read(batch.body + place + start, batch.body + place + min(end, size))
-        if batch.codec:
-            raise _Reason("its compression is zstd")
+        if batch.codec not in _ROOM:
+            raise _Reason("its compression is unknown")
         if end > _MAX_UNPACKED_BYTES:
             raise _Reason("its first texts are behind many others")
         if not size or start == end:
             return b""
-        data = self._read(batch.body + place, batch.body + place + min(size, 2 * end + _LZ4_ROOM))
+        begin, num_packed = batch.body + place, min(size, 2 * end + _ROOM[batch.codec])
+        data = self._read(begin, begin + num_packed)
         [num_bytes] = _COUNT.unpack_from(data)
-        unpacked = data[8 : 8 + end] if num_bytes == -1 else unpack_frame(data[8:], end)
-        return unpacked[start:end]
+        if num_bytes == -1:
+            return data[8 + start : 8 + end]
+        unpack = zstd.unpack_frame if batch.codec == _ZSTD else lz4.unpack_frame
+        return unpack(data[8:], end)[start:end]
 
 
 class _Truncated(ValueError):

@@ -1,7 +1,7 @@
 """First cells of a Parquet file's flat columns, read without Arrow, to show rendered prompts.
 
 Texts, numbers and booleans are read, from plain and dictionary pages without compression or with
-Snappy, gzip or LZ4. Format: https://github.com/apache/parquet-format.
+Snappy, gzip, LZ4 or zstd. Format: https://github.com/apache/parquet-format.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Final
 from .errors import NotReadHere
 from .lz4 import unpack_block
 from .parquet_sizes import Footer, ThriftReader
+from .zstd import unpack_frame
 
 MAX_COLUMN_BYTES: Final = 2**19
 """Bytes at the start of a column that are needed at most."""
@@ -33,9 +34,9 @@ _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
 _PLAIN, _RUNS, _DICTIONARIES = 0, 3, {2, 8}
 _GZIP_WINDOW = 31
 _DAMAGE: Final = (LookupError, ValueError, TypeError, AttributeError)
-_LZ4: Final = 7
-_READ_CODECS: Final = frozenset({0, 1, 2, _LZ4})
-_CODECS: Final = {3: "LZO", 4: "Brotli", 5: "an older LZ4", 6: "zstd"}
+_ZSTD, _LZ4 = 6, 7
+_READ_CODECS: Final = frozenset({0, 1, 2, _ZSTD, _LZ4})
+_CODECS: Final = {3: "LZO", 4: "Brotli", 5: "an older LZ4"}
 
 
 def first_bytes(footer: Footer, name: str) -> tuple[int, int]:
@@ -114,6 +115,8 @@ def _unpacked(data: bytes, codec: int, num_bytes: int) -> bytes:
         found = bytearray()
         unpack_block(data, found, num_bytes)
         return bytes(found)
+    if codec == _ZSTD:
+        return unpack_frame(data, num_bytes)
     if num_bytes <= 0:
         return b""
     return zlib.decompressobj(_GZIP_WINDOW).decompress(data, num_bytes)

@@ -160,6 +160,7 @@ def batch_of(cloud: Cloud, num_rows: int) -> Any:
     source = Source("b", "input", "e", num_rows * ROW_BYTES)
     return SimpleNamespace(
         id="batch",
+        created_ns=0,
         num_rows=num_rows,
         num_shards=len(cloud.shards),
         is_terminal=True,

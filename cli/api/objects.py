@@ -61,6 +61,11 @@ class Batch:
         return self.fields.get("error_file_id")
 
     @property
+    def is_table(self) -> bool:
+        """Return whether the input is a table."""
+        return bool(self.extension.get("is_table"))
+
+    @property
     def table_file_id(self) -> str | None:
         """Return the ID of the table of results, if the input was a table."""
         return self.extension.get("table_file_id")

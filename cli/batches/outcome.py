@@ -46,6 +46,8 @@ def log_end(batch: Batch) -> None:
     log(", ".join(words))
     if (table := batch.table_url) is not None:
         log(f"its table is at {table}")
+    elif batch.is_table and batch.completed + batch.failed:
+        log("it has no table: its rows do not contain the columns of the input")
     for error in errors_of(batch):
         log(f"  {error}")
     for sentence in unknown_parameters_of(batch):

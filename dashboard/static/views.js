@@ -32,12 +32,20 @@ export async function load(path, selector, { isPart = false, onPut = () => {}, b
   }
 }
 
+/** Replace an element by its new self if this is another one. */
+function refresh(fresh) {
+  const old = find(`#${fresh.id}`);
+  localise(fresh);
+  if (old && !old.isEqualNode(fresh)) old.replaceWith(fresh);
+}
+
 function put(selector, text, isPart) {
   const place = find(selector);
   const made = document.createElement("template");
   made.innerHTML = text;
   const view = isPart ? made.content.querySelector(selector) : made.content;
   if (!place || !view) return false;
+  if (isPart) made.content.querySelectorAll("[data-fresh]").forEach(refresh);
   localise(view);
   const focused = place.contains(document.activeElement) ? document.activeElement.id : "";
   if (isPart) place.replaceWith(view);

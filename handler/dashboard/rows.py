@@ -115,8 +115,7 @@ class _BatchRows:
 
     def _cells(self, lines: Sequence[int]) -> Mapping[int, Row]:
         """Return rows of a table; none for a retry, whose lines are some of another batch's."""
-        conversion = self.batch.conversion
-        if not lines or self.batch.retry or conversion is None or conversion.recipe is None:
+        if not lines or not self.batch.is_table:
             return {}
         share = (min(lines) - 1) / max(1, self.batch.num_rows)
         if share * self.batch.input.num_bytes > 2 * READ_BYTES:

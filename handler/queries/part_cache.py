@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from threading import Lock
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
+from tidemill.batch.model import Batch, Shard
 from tidemill.batch.parts import RowKind, RowPlace
+
+_MAX_SHARD_PAGES: Final = 32
 
 
 class Place(NamedTuple):
@@ -67,14 +70,29 @@ class PartRows:
             start = end
 
 
+class ShardPage(NamedTuple):
+    """Shards of a batch in order, and the number of the shard after them."""
+
+    shards: list[Shard]
+    following: int | None
+
+    def contains(self, line: int) -> bool:
+        """Say whether the shard of a line is among them."""
+        if not self.shards:
+            return False
+        is_before = self.shards[0].number == 0 or self.shards[0].first_line <= line
+        return is_before and (self.following is None or line < self.shards[-1].first_line)
+
+
 class PartCache:
-    """LRU cache of objects by key, bounded by their number of rows; thread-safe."""
+    """LRU cache of objects by key, bounded by their number of rows, and of shards; thread-safe."""
 
     def __init__(self, max_rows: int = 1_000_000) -> None:
         self._max_rows = max_rows
         self._num_rows = 0
         self._parts: OrderedDict[str, PartRows] = OrderedDict()
         self._lock = Lock()
+        self._pages: deque[tuple[str, int | None, ShardPage]] = deque(maxlen=_MAX_SHARD_PAGES)
 
     def part(self, key: str) -> PartRows | None:
         """Return the cached entry of a part, or None."""
@@ -91,6 +109,18 @@ class PartCache:
             self._num_rows += _weight(rows)
             while self._num_rows > self._max_rows and len(self._parts) > 1:
                 self._forget(next(iter(self._parts)))
+
+    def shards(self, batch: Batch, line: int) -> ShardPage | None:
+        """Return a page with the shard of a line, or None."""
+        with self._lock:
+            own = [page for *key, page in self._pages if key == [batch.id, batch.created_ns]]
+        return next((page for page in own if page.contains(line)), None)
+
+    def put_shards(self, batch: Batch, page: ShardPage) -> None:
+        """Cache shards if their batch has ended, because they do not change any more."""
+        if batch.is_terminal:
+            with self._lock:
+                self._pages.append((batch.id, batch.created_ns, page))
 
     def _forget(self, key: str) -> None:
         rows = self._parts.pop(key, None)

@@ -12,8 +12,8 @@ from tidemill.batch.model import Batch, Shard
 from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..errors import NotThere
-from .part_cache import PartCache, Place
-from .row_finder import NotIndexed, RowFinder, WorkGone
+from .part_cache import PartCache, Place, ShardPage
+from .row_finder import ByteRange, NotIndexed, RowFinder, WorkGone
 
 MAX_BYTES: Final = 4_000_000
 # Rows of neighbouring lines may be in many parts: each range is a separate request.
@@ -117,7 +117,7 @@ def read_results(
     reach = _CompletePrefix(after_line)
     has_more = False
     for shard, last_line in listed_shards(
-        finder, shards_behind(aws, deployment, batch, after_line)
+        finder, shards_behind(aws, deployment, batch, cache, after_line)
     ):
         try:
             found = finder.find(shard) if finder.may_have_rows(shard) else {}
@@ -142,7 +142,7 @@ def read_results(
 
 
 def shards_behind(
-    aws: Aws, deployment: Deployment, batch: Batch, after_line: int
+    aws: Aws, deployment: Deployment, batch: Batch, cache: PartCache, after_line: int
 ) -> Iterator[tuple[Shard, int | None]]:
     """Yield the shards that end after a line, and the last line of each.
 
@@ -151,7 +151,11 @@ def shards_behind(
     if not batch.num_shards:
         return
     table, before = deployment.table, None
-    shards, following = _first_page(aws, deployment, batch, after_line)
+    listed = cache.shards(batch, after_line + 1)
+    if listed is None:
+        listed = _first_page(aws, deployment, batch, after_line)
+        cache.put_shards(batch, listed)
+    shards, following = listed
     while True:
         for shard in shards:
             if before is not None and shard.first_line - 1 > after_line:
@@ -165,9 +169,7 @@ def shards_behind(
         yield before, None
 
 
-def _first_page(
-    aws: Aws, deployment: Deployment, batch: Batch, after_line: int
-) -> tuple[list[Shard], int | None]:
+def _first_page(aws: Aws, deployment: Deployment, batch: Batch, after_line: int) -> ShardPage:
     """Return a page of shards, the first of which begins before the next line.
 
     It is first looked for where it is if all shards have as many lines.
@@ -175,12 +177,11 @@ def _first_page(
     table, line = deployment.table, after_line + 1
     share = min(1.0, after_line / max(1, batch.num_rows))
     guess = max(0, round(share * batch.num_shards) - _NUM_READ_AT_ONCE // 2)
-    shards, following = aws.run(table.list_shards_page(batch.id, guess, _NUM_READ_AT_ONCE))
-    is_before = bool(shards) and shards[0].first_line <= line
-    if guess and not (is_before and (following is None or line < shards[-1].first_line)):
+    page = ShardPage(*aws.run(table.list_shards_page(batch.id, guess, _NUM_READ_AT_ONCE)))
+    if guess and not page.contains(line):
         number = _find_first(aws, deployment, batch, after_line)
-        return aws.run(table.list_shards_page(batch.id, number, _NUM_READ_AT_ONCE))
-    return shards, following
+        page = ShardPage(*aws.run(table.list_shards_page(batch.id, number, _NUM_READ_AT_ONCE)))
+    return page
 
 
 def _find_first(aws: Aws, deployment: Deployment, batch: Batch, after_line: int) -> int:
@@ -225,13 +226,9 @@ def read_places(
             near = open_ranges[key] = []
             ranges.append(near)
         near.append((key, place))
-    bucket, versions = finder.deployment.bucket, finder.versions
+    wanted = [ByteRange(near[0][0], near[0][1].start, near[-1][1].end) for near in ranges]
     try:
-        bodies = finder.aws.run_all(
-            bucket.get_range(key, near[0][1].start, near[-1][1].end, versions.get(key))
-            for near in ranges
-            for key in [near[0][0]]
-        )
+        bodies = finder.read(wanted)
     except NotThere as exc:
         raise WorkGone(str(exc)) from exc
     rows: dict[int, bytes] = {}

@@ -6,10 +6,10 @@ retry were merged, they are in the files of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from tidemill.batch.errors import BadPart, HandlerError
 from tidemill.batch.merged_rows import RowRun, decode_merged_index, merged_key
@@ -45,12 +45,21 @@ class NotIndexed(HandlerError):
     code = "not_indexed"
 
 
+class ByteRange(NamedTuple):
+    """Bytes `start` to `end` (exclusive) of an object."""
+
+    key: str
+    start: int
+    end: int
+
+
 @dataclass(slots=True)
 class RowFinder:
     """Finds the rows of one batch for one reply, within its limits.
 
-    `versions` are those of the objects that may be replaced. Raises WorkGone for a batch whose
-    files were deleted.
+    `versions` are those of the objects that may be replaced. `guess` returns ranges that
+    probably contain the rows of a shard; they are read together with its index. Raises WorkGone for
+    a batch whose files were deleted.
     """
 
     aws: Aws
@@ -59,6 +68,8 @@ class RowFinder:
     cache: PartCache
     heads_left: int = MAX_HEADS
     versions: dict[str, str | None] = field(default_factory=dict)
+    guess: Callable[[Shard], Iterable[ByteRange]] = lambda _: ()
+    _guessed: dict[ByteRange, bytes] = field(default_factory=dict)
     _keys: dict[int, list[str]] = field(default_factory=dict)
     _files: dict[ResultKind, str] = field(default_factory=dict)
     _is_merged: bool = False
@@ -108,6 +119,24 @@ class RowFinder:
         with suppress(NotIndexed):
             self._read_indexes([shard for shard in shards if self._unknown(shard)])
 
+    def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Return these bytes; raises NotThere."""
+        found = {wanted: self._known(wanted) for wanted in ranges}
+        missing = [wanted for wanted, data in found.items() if data is None]
+        found |= zip(missing, self.aws.run_all(map(self._read, missing)), strict=True)
+        return [found[wanted] or b"" for wanted in ranges]
+
+    def _known(self, wanted: ByteRange) -> bytes | None:
+        """Return bytes that were read together with an index, or None."""
+        for each, data in self._guessed.items():
+            if each.key == wanted.key and each.start <= wanted.start and wanted.end <= each.end:
+                return data[wanted.start - each.start : wanted.end - each.start]
+        return None
+
+    def _read(self, wanted: ByteRange) -> Operation[bytes]:
+        bucket, version = self.deployment.bucket, self.versions.get(wanted.key)
+        return (yield from bucket.get_range(*wanted, version))
+
     def _unknown(self, shard: Shard) -> list[str]:
         """Return the objects of a listed shard whose rows are unknown."""
         return [key for key in self._keys[shard.number] if self.cache.part(key) is None]
@@ -140,12 +169,9 @@ class RowFinder:
 
     def _find_files(self) -> None:
         """Find the files of a merged batch."""
-        files = self.deployment.files
-        for kind in KINDS:
-            file_id = kind.field(self.batch, "file_id")
-            if file_id is None:
-                continue
-            file = self.aws.run(files.get_file(file_id))
+        ids = {kind: file_id for kind in KINDS if (file_id := kind.field(self.batch, "file_id"))}
+        found = self.aws.run_all(map(self.deployment.files.get_file, ids.values()))
+        for (kind, file_id), file in zip(ids.items(), found, strict=True):
             if file is None:
                 raise WorkGone(f"file {file_id} of {self.batch.id}")
             self._files[kind] = file.key
@@ -192,11 +218,15 @@ class RowFinder:
 
     def _read_seals(self, shards: Sequence[Shard]) -> None:
         some = self._take(shards)
+        ranges = [each for shard in some for each in self.guess(shard)]
+        bucket = self.deployment.bucket
+        reads: list[Operation[Any]] = [*map(bucket.read_seal, some), *map(self._read, ranges)]
         try:
-            seals = self.aws.run_all(map(self.deployment.bucket.read_seal, some))
+            read = self.aws.run_all(reads)
         except (BadPart, NotThere) as exc:
             raise WorkGone(f"sealed rows of {self.batch.id}") from exc
-        for shard, seal in zip(some, seals, strict=True):
+        self._guessed = dict(zip(ranges, read[len(some) :], strict=True))
+        for shard, seal in zip(some, read, strict=False):
             truncated = frozenset(seal.truncated or ())
             success = RowKind.SUCCESS if seal.truncated is None else RowKind.WHOLE
             for key, rows in zip(_segments(OUTPUT, shard), seal.output, strict=True):

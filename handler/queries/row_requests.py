@@ -6,7 +6,7 @@ No index of lines is stored. The lines of a shard are counted once, and cached.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from io import BytesIO
 from itertools import accumulate
 from typing import Final
@@ -19,7 +19,7 @@ from ..aws.bucket import read_range
 from ..aws.calls import Operation
 from ..aws.sync import Aws
 from ..deployment import Deployment
-from .part_cache import PartCache, PartRows
+from .part_cache import PartCache, PartRows, Place
 from .results import shards_behind
 
 READ_BYTES: Final = 32 * 2**20
@@ -38,7 +38,7 @@ def read_requests(
         return {}
     room = READ_BYTES
     reads: list[Operation[dict[int, bytes]]] = []
-    for shard, own in _by_shard(aws, deployment, batch, wanted):
+    for shard, own in _by_shard(aws, deployment, batch, cache, wanted):
         known = cache.part(_key_of(shard))
         if known is None:
             if room < (num_bytes := shard.end - shard.start):
@@ -46,10 +46,14 @@ def read_requests(
             room -= num_bytes
             reads.append(_read_shard(batch, shard, cache, own))
             continue
+        runs: list[list[Place]] = []
         for place in known:
             if place.line in own and place.end - place.start <= room:
                 room -= place.end - place.start
-                reads.append(_read_line(batch, place.line, place.start, place.end))
+                if not runs or runs[-1][-1].end != place.start:
+                    runs.append([])
+                runs[-1].append(place)
+        reads += [_read_run(batch, run) for run in runs]
     found: dict[int, bytes] = {}
     for each in aws.run_all(reads):
         found |= each
@@ -57,11 +61,11 @@ def read_requests(
 
 
 def _by_shard(
-    aws: Aws, deployment: Deployment, batch: Batch, wanted: list[int]
+    aws: Aws, deployment: Deployment, batch: Batch, cache: PartCache, wanted: list[int]
 ) -> Iterable[tuple[Shard, frozenset[int]]]:
     """Yield the shards of lines."""
     left = wanted
-    for shard, last_line in shards_behind(aws, deployment, batch, wanted[0] - 1):
+    for shard, last_line in shards_behind(aws, deployment, batch, cache, wanted[0] - 1):
         own = frozenset(line for line in left if last_line is None or line <= last_line)
         left = [line for line in left if line not in own]
         if own:
@@ -83,9 +87,12 @@ def _read_shard(
     return {number: line.removeprefix(BOM) for number, line in given if number in wanted}
 
 
-def _read_line(batch: Batch, line: int, start: int, end: int) -> Operation[dict[int, bytes]]:
-    data = yield from read_range(batch.source, start, end)
-    return {line: data.removeprefix(BOM)}
+def _read_run(batch: Batch, run: Sequence[Place]) -> Operation[dict[int, bytes]]:
+    """Return lines that follow each other."""
+    first = run[0].start
+    data = yield from read_range(batch.source, first, run[-1].end)
+    lines = {place.line: data[place.start - first : place.end - first] for place in run}
+    return {number: line.removeprefix(BOM) for number, line in lines.items()}
 
 
 def _key_of(shard: Shard) -> str:

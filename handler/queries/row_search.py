@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Final
 
 from tidemill.batch.model import Batch, Shard
+from tidemill.batch.parts import RowKind
+from tidemill.batch.result_kinds import ERRORS, OUTPUT
 from tidemill.dashboard.row_query import RowQuery
 from tidemill.dashboard.rows_page import FOUND_BYTES, SEARCHED_BYTES, StoredRows
 
@@ -19,7 +22,7 @@ from ..aws.sync import Aws
 from ..deployment import Deployment
 from .part_cache import PartCache, Place
 from .results import MAX_BYTES, read_places, shards_behind
-from .row_finder import NotIndexed, RowFinder
+from .row_finder import ByteRange, NotIndexed, RowFinder
 
 _MAX_SHARDS: Final = 2048
 _FIRST_CHUNK: Final = 2 * 2**20
@@ -27,6 +30,7 @@ _NEXT_CHUNK: Final = 7 * 2**20
 _ROW_BYTES: Final = 512
 """Size of a row, at least, in the limit of what is read at once: each may need a separate call."""
 
+_GUESSED_BYTES: Final = 2**18
 _MAX_GROUP: Final = 16
 _FEW_ROWS: Final = 1000
 
@@ -47,8 +51,10 @@ def search_rows(
 
     Raises WorkGone if the rows have been deleted.
     """
-    finder, search = RowFinder(aws, deployment, batch, cache), _Search(query, limit, max_bytes)
-    shards = islice(shards_behind(aws, deployment, batch, query.begin - 1), _MAX_SHARDS)
+    guess = partial(_guess, query) if limit <= _FEW_ROWS else lambda _: ()
+    finder = RowFinder(aws, deployment, batch, cache, guess=guess)
+    search = _Search(query, limit, max_bytes)
+    shards = islice(shards_behind(aws, deployment, batch, cache, query.begin - 1), _MAX_SHARDS)
     through, num_shards = query.begin - 1, 0
     for group in _groups(finder, shards, query, limit):
         num_shards += len(group)
@@ -98,6 +104,25 @@ def _expected(shard: Shard, query: RowQuery) -> int:
     by_status = {"failed": done.failed, "truncated": done.truncated}
     # The first shard may end soon after the first line.
     return by_status.get(query.status, min(done.completed + done.failed, _FEW_ROWS))
+
+
+def _guess(query: RowQuery, shard: Shard) -> Iterator[ByteRange]:
+    """Yield the bytes of a shard that begin with the first matching row if all are of one size."""
+    if query.reads_rows:
+        return
+    share = min(1.0, max(0, query.begin - shard.first_line) / max(1, shard.num_rows))
+    for kind in (OUTPUT, ERRORS):
+        own = query.kinds & {RowKind.FAILED} if kind is ERRORS else query.kinds - {RowKind.FAILED}
+        segments = kind.segments_of(shard)
+        if not own or len(segments) != 1:
+            continue
+        [(key, size)] = segments
+        start = 0
+        if size > _GUESSED_BYTES:
+            if RowKind.WHOLE not in query.kinds and kind is OUTPUT:
+                continue  # truncated rows may be anywhere
+            start = max(0, min(size, round(share * size)) - _GUESSED_BYTES // 2 * (share > 0))
+        yield ByteRange(key, start, min(size, start + _GUESSED_BYTES))
 
 
 def _wanted(

@@ -231,11 +231,8 @@ def test_the_first_rows_of_an_arrow_table(compression: str | None) -> None:
                 break
             parts |= {at: data[at:end] for at, end in check.ranges}
         assert check.can_start
-        assert sum(map(len, parts.values())) < 30_000
+        assert sum(map(len, parts.values())) < (300_000 if compression == "zstd" else 30_000)
         assert len(parts) < 5
-        if compression == "zstd":
-            assert "cannot be read here, because its compression is zstd" in check.notes[0]
-            continue
         assert [request[0][1].split(": ")[1] for request in check.requests] == [
             f"text {each}" for each in range(3)
         ]

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from tests.batch.test_states import NEW
+from tidemill.batch.batch_object import batch_object
+from tidemill.batch.file.formats import FileFormat
+from tidemill.batch.model import Conversion
+from tidemill.batch.progress_counts import Progress
+from tidemill.batch.states import Status
 from tidemill.dashboard import pages
 from tidemill.protocol.names import ANY_MODEL
 
@@ -32,3 +40,13 @@ def test_only_a_deployment_has_a_bucket_and_costs(prefix: str | None, words: str
     page = pages.batches(site, [], pages.Search("", "", None, 0, None), drop_prefix=prefix)
     assert words in page
     assert ('id="month"' in page) == (prefix is not None)
+
+
+@pytest.mark.parametrize("table", [None, "file-table"])
+def test_a_table_that_was_never_written_is_mentioned(table: str | None) -> None:
+    """Rows of a batch that was cancelled do not have the columns of its input."""
+    conversion = Conversion(FileFormat(is_table=True), "upload", recipe="{}")
+    changes = {"conversion": conversion, "table_file_id": table, "final": Progress(1)}
+    batch = replace(NEW, status=Status.CANCELLED, **changes)
+    row = pages.row_of(batch_object(batch, Progress(), now=0), {})
+    assert ("It has no table:" in pages.batch(pages.Site("USD"), row)) == (table is None)

@@ -7,6 +7,8 @@ import pytest
 from tidemill.dashboard import render
 from tidemill.dashboard.failures import first_sentence
 from tidemill.dashboard.names import batch_name
+from tidemill.dashboard.row_view import row_view
+from tidemill.dashboard.rows_page import RowLinks
 
 
 @pytest.mark.parametrize(
@@ -102,3 +104,14 @@ def test_a_moment_is_put_into_the_readers_zone_by_the_page() -> None:
     text = '<time datetime="2026-01-02T03:04:05Z">2026-01-02 03:04 UTC</time>'
     assert render.moment(1_767_323_045) == text
     assert render.moment(None) == "–"
+
+
+def test_the_error_of_a_row_is_shown_with_code() -> None:
+    """An answer between backticks is shown as it is."""
+    body = '{{"custom_id": "a", "response": {{"status_code": {}, "body": {}}}}}'
+    failed = body.format(400, '{"error": {"message": "`n` must be <1>."}}')
+    answered = body.format(200, '{"choices": [{"message": {"content": "`n`"}}]}')
+    rows = [row_view(line, each.encode(), None) for line, each in enumerate((failed, answered))]
+    page = render.render("row_list.html", rows=rows, links=RowLinks.of_batch("batch_1"))
+    assert "<code>n</code> must be &lt;1&gt;." in page
+    assert '<div class="text" dir="auto">`n`</div>' in page

@@ -49,18 +49,23 @@ def sliced(data: bytes, start: int, end: int) -> bytes:
     return data[start:end]
 
 
+def opened(data: bytes) -> ArrowCells:
+    """Return the columns of a table."""
+    return ArrowCells(partial(sliced, data), len(data))
+
+
 def cells(data: bytes, name: str, count: int = 3) -> list[Any]:
     """Return the first cells of a column."""
-    return ArrowCells(partial(sliced, data)).first(name, count)
+    return opened(data).first(name, count)
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-@pytest.mark.parametrize("compression", [None, "lz4"])
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
 def test_cells_are_those_that_arrow_reads(is_stream: bool, compression: str | None) -> None:  # noqa: FBT001
     """Texts, numbers and booleans have the same cells, nulls included, between other columns."""
     table = pa.table(MORE)
     data = written(table, is_stream=is_stream, compression=compression)
-    found = ArrowCells(partial(sliced, data))
+    found = opened(data)
     assert found.names == table.column_names
     for name in table.column_names:
         if name in READ:
@@ -85,41 +90,60 @@ def test_few_bytes_are_read() -> None:
         num_bytes += end - start
         return data[start:end]
 
-    assert ArrowCells(read).first("b", 3) == ["y"] * 3
+    assert ArrowCells(read, len(data)).first("b", 3) == ["y"] * 3
     assert num_bytes < 2000
 
 
 @pytest.mark.parametrize(
-    ("column", "compression", "reason"),
+    ("column", "reason"),
     [
-        (pa.array(["x" * 2**19]), None, "texts are too long"),
-        (pa.array(["x"]), "zstd", "its compression is zstd"),
-        (pa.array([1.5], pa.float16()), None, "neither text nor a number"),
-        (pa.array([], pa.string()), None, "the table has no rows"),
+        (pa.array(["x" * 2**19]), "texts are too long"),
+        (pa.array([1.5], pa.float16()), "neither text nor a number"),
+        (pa.array([], pa.string()), "the table has no rows"),
     ],
 )
-def test_other_columns_have_a_reason(column: Any, compression: str | None, reason: str) -> None:
+def test_other_columns_have_a_reason(column: Any, reason: str) -> None:
     """It is for the author of the file."""
     with pytest.raises(NotReadHere, match=reason):
-        cells(written(pa.table({"a": column}), compression=compression), "a")
+        cells(written(pa.table({"a": column})), "a")
 
 
-@pytest.mark.parametrize("compression", [None, "lz4"])
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
 def test_damaged_tables_are_refused(compression: str | None) -> None:
     """No byte leads to another error, or to much work."""
     data = written(pa.table({"a": ["text", None], "b": [1, 2]}), compression=compression)
     for at in range(len(data)):
         for damaged in (data[:at], data[:at] + b"\xff" + data[at + 1 :]):
             with suppress(NotReadHere, TableError):
-                found = ArrowCells(partial(sliced, damaged))
+                found = opened(damaged)
                 for name in {"a", "b"} & {*(found.names or ())}:
                     found.first(name, 3)
+
+
+def test_dictionaries_before_the_first_rows_are_not_read() -> None:
+    """The footer of a file names the first rows, behind any number of dictionaries."""
+    words = pa.array(["x" * 100, "y"] * 5).dictionary_encode()
+    data = written(pa.table({**{f"c{n}": words for n in range(100)}, "a": ["text"] * 10}))
+    places: set[int] = set()
+
+    def read(start: int, end: int) -> bytes:
+        places.add(start)
+        return data[start:end]
+
+    found = ArrowCells(read, len(data))
+    places.clear()
+    assert found.first("a", 3) == ["text"] * 3
+    assert len(places) < 10
+    for at in range(len(data) - 100, len(data)):
+        for damaged in (data[:at], data[:at] + b"\xff" + data[at + 1 :]):
+            with suppress(NotReadHere):
+                opened(damaged).first("a", 3)
 
 
 def test_messages_without_a_mark_are_read() -> None:
     """Arrow wrote them so until version 0.15, and writes them so on request."""
     table = pa.table({"a": ["text", None], "b": [1, 2]})
-    found = ArrowCells(partial(sliced, written(table, use_legacy_format=True)))
+    found = opened(written(table, use_legacy_format=True))
     assert (found.names, found.first("a", 3)) == (["a", "b"], ["text", None])
 
 
@@ -128,10 +152,10 @@ def test_a_schema_that_is_not_read_here_has_unknown_columns() -> None:
     many = pa.schema([(f"c{place}", pa.int8()) for place in range(20_001)])
     described = pa.schema([("a", pa.int8())], metadata={"pandas": "x" * 2**20})
     for schema in (many, described):
-        assert ArrowCells(partial(sliced, written(schema.empty_table()))).names is None
+        assert opened(written(schema.empty_table())).names is None
     for end in (9, 40, 100):
         with pytest.raises(TableError, match="is truncated"):
-            ArrowCells(partial(sliced, written(pa.table({"a": [1]}))[:end]))
+            opened(written(pa.table({"a": [1]}))[:end])
 
 
 def test_fields_that_share_a_long_name_are_not_read() -> None:
@@ -143,7 +167,7 @@ def test_fields_that_share_a_long_name_are_not_read() -> None:
     target = place + struct.unpack_from("<I", data, start + place)[0]
     for entry in range(place, place + 4 * number, 4):
         struct.pack_into("<I", data, start + entry, target - entry)
-    assert ArrowCells(partial(sliced, bytes(data))).names is None
+    assert opened(bytes(data)).names is None
 
 
 def test_texts_behind_many_others_are_not_unpacked() -> None:

@@ -134,6 +134,20 @@ def test_rows_are_not_called_a_table(shell: Shell) -> None:
     assert f"{batch_id} has no table, only rows" in result.err
 
 
+def test_a_table_that_was_never_written_is_mentioned(shell: Shell) -> None:
+    """Rows of a table that was cancelled do not have its columns."""
+    batch_id = submitted(shell, "a")
+    shell.type("resume", batch_id)
+    words = "it has no table: its rows do not contain the columns of the input"
+    for is_table in (True, False):
+        batch = shell.api.batches[batch_id]
+        batch["status"] = "cancelled"
+        batch["tidemill"] |= {"is_table": is_table}
+        for name in ("x.parquet", "x.csv", "x.jsonl"):
+            result = shell.type("results", batch_id, "-o", name, "--force")
+            assert (result.status, words in result.err) == (6, is_table)
+
+
 def test_rows_of_requests_are_written_as_a_table(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,9 +21,10 @@ from tests.handler.dashboard.browser import NO_CHROMIUM, find_chromium, running_
 IMAGES = ROOT / "docs" / "images"
 DESKTOP, PHONE = {"width": 1180, "height": 720}, {"width": 375, "height": 720}
 # As high as there is something to see.
-LIST, BATCH = DESKTOP | {"height": 440}, DESKTOP | {"height": 860}
+LIST = DESKTOP | {"height": 700}
 MAX_SECONDS = 900
-NUM_LINES = 60_000
+NUM_LINES = 120_000
+PLOT_SECONDS = 200
 PROMPT = "Tell me about the tide."
 
 
@@ -61,24 +62,25 @@ def opened(browser: Browser, cloud: LocalCloud, at: str, size: dict[str, int], s
     page.get_by_label("API key").fill(cloud.key)
     page.get_by_role("button", name="Sign in").click()
     page.locator("#content h1").wait_for()
+    page.locator("#month dl, #first-rows article").first.wait_for()
     page.wait_for_timeout(1500)
     return page
 
 
-def take(page: Page, name: str) -> None:
-    """Keep what the tab shows."""
+def take(page: Page, name: str, *, is_whole: bool = False) -> None:
+    """Keep what the tab shows, or the whole page."""
     page.evaluate("document.activeElement.blur()")
-    page.screenshot(path=IMAGES / f"{name}.png", animations="disabled")
+    page.screenshot(path=IMAGES / f"{name}.png", animations="disabled", full_page=is_whole)
     page.close()
 
 
-def is_half_done(batch: dict[str, Any]) -> bool:
-    """Say whether there is as much behind a batch as before it."""
-    return bool(batch["request_counts"]["completed"] >= NUM_LINES // 2)
+def has_plot(batch: dict[str, Any]) -> bool:
+    """Say whether a batch has run for long enough to have a plot."""
+    return bool(batch["tidemill"]["seconds"] >= PLOT_SECONDS)
 
 
 def main() -> int:
-    """Run the cloud, let it work until half of it is done, take the pictures."""
+    """Run the cloud, let it work until there is a plot, take the pictures."""
     executable = find_chromium()
     if executable is None:
         sys.exit(NO_CHROMIUM)
@@ -91,11 +93,11 @@ def main() -> int:
             url = cloud.drops.drop(name, body)
             time.sleep(8)
         with cloud.api() as api:
-            batch = api.follow(url, seconds=MAX_SECONDS, until=is_half_done)["id"]
+            batch = api.follow(url, seconds=MAX_SECONDS, until=has_plot)["id"]
         one = f"/batches/{batch}"
         take(opened(browser, cloud, "/", LIST, "light"), "dashboard-batches")
-        take(opened(browser, cloud, one, BATCH, "light"), "dashboard-batch")
-        take(opened(browser, cloud, one, BATCH, "dark"), "dashboard-dark")
+        take(opened(browser, cloud, one, DESKTOP, "light"), "dashboard-batch", is_whole=True)
+        take(opened(browser, cloud, one, PHONE, "dark"), "dashboard-dark")
         take(opened(browser, cloud, "/", PHONE, "light"), "dashboard-phone")
     return 0
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.emulators import MODEL
@@ -14,6 +16,7 @@ from tests.handler.dashboard.mill import control_running, worker_running
 from tests.handler.dashboard.steps import check_looks, sign_in, take_picture
 from tests.handler.intake.rig import Cloud
 from tidemill.batch.fleet import WorkerRate
+from tidemill.cli.main import main
 
 SECONDS = 120_000
 REVIEWS = [f"<i>A good tent</i>,\nnumber {number}" for number in range(500)]
@@ -22,10 +25,10 @@ for place in (60, 200, 499):
     REVIEWS[place] = "Good at any temperature"
 
 
-def reviews() -> bytes:
+def reviews(count: int = 500) -> bytes:
     """Return the table as CSV."""
     text = io.StringIO()
-    csv.writer(text).writerows([("id", "text"), *enumerate(REVIEWS)])
+    csv.writer(text).writerows([("id", "text"), *enumerate(REVIEWS[:count])])
     return text.getvalue().encode()
 
 
@@ -63,6 +66,7 @@ def test_a_table_of_reviews_becomes_a_table_of_labels(
         page.get_by_role("button", name="Upload and start").click()
         expect(page.get_by_role("heading", name="reviews.csv", exact=True)).to_be_visible()
         expect(status).to_have_text("Completed with errors", timeout=SECONDS)
+        expect(page.locator("#batch-model")).to_have_text(MODEL)
         expect(page.locator(".done")).to_contain_text("500 of 500 · 100%")
         expect(page.get_by_role("heading", name="Failed rows")).to_be_visible()
         expect(page.locator("#first-rows .request").first).to_contain_text("textGood at any")
@@ -88,6 +92,43 @@ def test_a_table_of_reviews_becomes_a_table_of_labels(
     assert sorted(batch.num_rows for batch in batches) == [3, 50, 500]
     assert {batch.options.completion_window for batch in batches} == {"1h"}
     assert all(batch.options.strict_parameters for batch in batches if batch.retry is None)
+
+
+def test_the_same_by_commands(  # noqa: PLR0917 - fixtures
+    cloud: Cloud,
+    url: str,
+    new_key: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Dropped, its failed row found and retried, fetched, and searched by a word."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIDEMILL_BASE_URL", url)
+    monkeypatch.setenv("TIDEMILL_API_KEY", new_key("default"))
+    (tmp_path / "reviews.csv").write_bytes(reviews(70))
+
+    def run(*arguments: str) -> tuple[int, str]:
+        status = main(arguments)
+        output = capfd.readouterr()
+        return status, output.out + output.err
+
+    drop = ("drop", "reviews.csv", "--bucket", cloud.bucket, "--prompt", "Label: {{ text }}")
+    with control_running(cloud), worker_running(cloud, tmp_path, "--labels"):
+        status, words = run(*drop, "--wait", "-o", "labels.csv")
+        assert (status, "69 rows ok, 1 failed" in words) == (3, True), words
+        batch = re.findall(r"batch_[0-9a-f]{32}", words)[0]
+        words = run("view", "labels.csv", "--errors")[1]
+        assert "61" in words
+        status, words = run("retry", batch, "--body", '{"temperature": 0.5}', "--wait")
+        assert (status, "1 row ok" in words) == (0, True), words
+    assert run("results", batch, "-o", "labels.csv", "--force")[0] == 0
+    rows = csv.DictReader(io.StringIO((tmp_path / "labels.csv").read_text()))
+    labels = {row["output_text"] for row in rows}
+    assert labels == {"positive", "negative, because of zebra"}
+    found = run("view", "labels.csv", "--grep", "ZEBRA")[1]
+    assert "negative, because of zebra" in found
+    assert "positive" not in found
 
 
 def write_prompt(page: Page) -> None:

@@ -182,6 +182,7 @@ def test_a_parquet_file_comes_back_as_one(files: Cloud) -> None:
     assert (file.key, file.tenant) == (ended.outputs.table_key, ended.tenant)
     report = from_json(files.run(files.deployment.bucket.get(ended.outputs.report_key)))
     assert report["tidemill"]["table_url"] == f"s3://{files.bucket}/output/reviews.parquet"
+    assert report["tidemill"]["is_table"]
 
 
 def decision_of(number: int, line: dict[str, Any]) -> FinishedRow:
@@ -579,6 +580,7 @@ def test_a_batch_that_ends_early(mini: Cloud, outcome: str) -> None:
         mini.run(cancel(mini.deployment, batch.id, int(time.time())))
         ended = finished(mini, mini.batch(batch.id))
         assert (ended.status, ended.table_file_id) == (Status.CANCELLED, None)
+        assert ended.is_table
         return
     ended = finished(mini, published(mini, batch, "expired"))
     assert ended.status is Status.EXPIRED
