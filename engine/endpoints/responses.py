@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from tidemill.protocol.contract import Reply
 from tidemill.protocol.fetched_urls import has_input_images
-from tidemill.protocol.requests import read_body
 from tidemill.protocol.responses.events import ResponseEvents
 from tidemill.protocol.responses.request import ResponsesRequest
 from tidemill.protocol.responses.response import response_body
@@ -21,7 +20,7 @@ from ..scheduling.token_logprobs import NO_LOGPROBS, TokenLogprobs
 from .chat import ChatCompletions
 from .chat_preprocessor import Conversation
 from .endpoint import OutputDelta, Prepared, RequestMetadata, ResponseStream
-from .image_inputs import PlacedUrl
+from .image_inputs import request_with_images
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +44,15 @@ class Responses:
 
     def fetched(self, body: dict[str, Any]) -> AbstractAsyncContextManager[dict[str, Any]] | None:
         """Return the fetch of a body's images; None for a body without images."""
-        return self._chat.images.fetched(body, _images_of) if has_input_images(body) else None
+        return (
+            self._chat.images.fetched(body, ResponsesRequest, ResponsesRequest.images)
+            if has_input_images(body)
+            else None
+        )
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
         """Return the sequence of the response."""
-        request = read_body(ResponsesRequest, body)
+        request = request_with_images(ResponsesRequest, body)
         with request.own_names():
             chat = self._chat.prepare_request(request.chat, body, metadata)
         return Prepared(chat.requests, ResponseContext(request, chat), metadata, chat.num_bytes)
@@ -115,11 +118,6 @@ class ResponseItemStream:
 
     def _events_of(self, chunks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return [event for chunk in chunks for event in self._events.add(chunk)]
-
-
-def _images_of(body: dict[str, Any]) -> list[PlacedUrl]:
-    """Return the images of a body with images."""
-    return read_body(ResponsesRequest, body).images()
 
 
 def _frame(prepared: _Prepared) -> dict[str, Any]:
