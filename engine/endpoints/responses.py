@@ -71,7 +71,7 @@ class Responses:
         """Return the stream of the response's events."""
         del options  # the last event always has the usage
         chat = self._chat.stream(prepared.context.chat, StreamOptions(include_usage=True))
-        return ResponseItemStream(chat, ResponseEvents(_frame(prepared), _name(prepared.metadata)))
+        return ResponseItemStream(chat, _events(prepared))
 
 
 class _NewOutput(NamedTuple):
@@ -131,5 +131,6 @@ def _frame(prepared: _Prepared) -> dict[str, Any]:
     )
 
 
-def _name(metadata: RequestMetadata) -> str:
-    return metadata.request_id.removeprefix("req_")
+def _events(prepared: _Prepared) -> ResponseEvents:
+    name = prepared.metadata.request_id.removeprefix("req_")
+    return ResponseEvents(_frame(prepared), name, prepared.context.request.custom_tools)

@@ -25,6 +25,7 @@ from ..errors import RequestError
 from ..fields import NumLogprobs, Text, Whole, few_fields, text_or_list_of
 from ..unsupported import CHAT
 from ..validation import parse, refuse_unsupported, short_repr
+from .custom_tools import chat_function
 from .input_items import ChatMessages, ImagePart, Item
 
 LOGPROBS = "message.output_text.logprobs"
@@ -65,6 +66,7 @@ _OWN_PARAMS = (
     (re.compile(r"^(tool_choice\.tools\.\d+)\.function\b"), r"\1"),
     (re.compile(r"^messages$"), "input"),
 )
+_PARAMETERS = re.compile(r"^tools\.(\d+)\.function\.parameters\b")
 _MAX_METADATA_PAIRS, _MAX_KEY_CHARS, _MAX_VALUE_CHARS = 16, 64, 512
 
 
@@ -212,7 +214,16 @@ class ResponsesRequest(BaseModel):
                 error.param = own
             raise
 
+    @property
+    def custom_tools(self) -> frozenset[str]:
+        """Return the names of the custom tools."""
+        tools = [tool for tool in self.tools or () if tool["type"] == "custom"]
+        return frozenset(tool["name"] for tool in tools)
+
     def _own_param(self, param: str) -> str:
+        found = _PARAMETERS.match(param)
+        if found and self.tools and self.tools[int(found[1])]["type"] == "custom":
+            return f"tools.{found[1]}.format.definition"
         param = self._messages.place_of(param)
         for pattern, own in _OWN_PARAMS:
             param = pattern.sub(own, param)
@@ -231,17 +242,28 @@ class ResponsesRequest(BaseModel):
 
 
 def _chat_tool(place: int, tool: dict[str, Any]) -> dict[str, Any]:
-    function = {name: value for name, value in tool.items() if name != "type"}
-    if tool.get("type") != "function":
+    kind = tool.get("type")
+    if kind == "custom":
+        return {"type": "function", "function": chat_function(place, tool)}
+    if kind != "function":
+        param = f"tools.{place}.type"
         raise RequestError(
-            f"`tools.{place}.type` must be 'function': other tools are not supported; got "
-            f"{short_repr(tool.get('type'))}.",
-            param=f"tools.{place}.type",
+            f"`{param}` must be 'function' or 'custom': other tools are not supported; got"
+            f" {short_repr(kind)}.",
+            param=param,
         )
+    function = {name: value for name, value in tool.items() if name != "type"}
     return {"type": "function", "function": function}
 
 
 def _chat_choice(choice: Any) -> Any:
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    return choice
+    """Return a tool choice in the form of a chat."""
+    if isinstance(choice, dict) and isinstance(choice.get("tools"), list):
+        return {**choice, "tools": [*map(_named_tool, choice["tools"])]}
+    return _named_tool(choice)
+
+
+def _named_tool(tool: Any) -> Any:
+    if isinstance(tool, dict) and tool.get("type") in ("function", "custom"):
+        return {"type": "function", "function": {"name": tool.get("name")}}
+    return tool
