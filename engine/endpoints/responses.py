@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tidemill.protocol.contract import Reply
 from tidemill.protocol.fetched_urls import has_input_images
-from tidemill.protocol.responses.events import ResponseEvents
+from tidemill.protocol.responses.events import ResponseEvents, matched_logprobs
 from tidemill.protocol.responses.request import ResponsesRequest
 from tidemill.protocol.responses.response import response_body
 from tidemill.protocol.routes import RESPONSES
@@ -60,9 +60,15 @@ class Responses:
     def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
         """Return the response with its output items: the end of its stream."""
         reply, [result] = self._chat.finish(prepared.context.chat, results), results
-        stream = self.stream(prepared, StreamOptions())
-        stream.add(0, _NewOutput(result.token_ids, result.logprobs or NO_LOGPROBS), result)
-        body = stream.response(reply.body["usage"])
+        chunk = _chunk_of_text(reply)
+        if chunk is not None:
+            events = _events(prepared)
+            events.add(chunk)
+            body = events.end()[-1]["response"]
+        else:
+            stream = self.stream(prepared, StreamOptions())
+            stream.add(0, _NewOutput(result.token_ids, result.logprobs or NO_LOGPROBS), result)
+            body = stream.response(reply.body["usage"])
         if "tidemill" in reply.body:
             body["tidemill"] = reply.body["tidemill"]
         return Reply(200, body, reply.usage)
@@ -99,9 +105,10 @@ class ResponseItemStream:
         if not num_tokens:
             return self._events_of(self._chat.add(place, delta, result))
         events = []
+        logprobs = delta.new_logprobs.part(0, num_tokens)  # one part, of which slices are cheap
         for number in range(num_tokens):
-            logprobs = delta.new_logprobs.part(number, number + 1)
-            token = _NewOutput(delta.new_token_ids[number : number + 1], logprobs)
+            scored = logprobs.part(number, number + 1)
+            token = _NewOutput(delta.new_token_ids[number : number + 1], scored)
             is_last = number == num_tokens - 1
             events += self._events_of(self._chat.add(place, token, result if is_last else None))
         return events
@@ -118,6 +125,21 @@ class ResponseItemStream:
 
     def _events_of(self, chunks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return [event for chunk in chunks for event in self._events.add(chunk)]
+
+
+def _chunk_of_text(reply: Reply) -> dict[str, Any] | None:
+    """Return a chat that is only a text as one chunk; None if tokens belong to other items."""
+    [choice] = reply.body["choices"]
+    message = choice["message"]
+    if message["content"] is None or message.get("tool_calls") or reply.usage.reasoning_tokens:
+        return None
+    delta = {"content": message["content"]}
+    logprobs = (choice["logprobs"] or {}).get("content") or ()
+    matched = matched_logprobs(message["content"], logprobs)
+    if matched is None and logprobs:
+        return None
+    shown = {**choice, "delta": delta, "logprobs": {"content": matched}}
+    return {"choices": [shown], "usage": reply.body["usage"]}
 
 
 def _frame(prepared: _Prepared) -> dict[str, Any]:

@@ -151,8 +151,27 @@ def _new_part(kind: str) -> dict[str, Any]:
     return part if kind == "reasoning" else {**part, "annotations": [], "logprobs": []}
 
 
+def matched_logprobs(
+    text: str, logprobs: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]] | None:
+    """Return the log-probabilities of the tokens that are a text, without those of marks and ends.
+
+    None if no tokens are exactly this text.
+    """
+    data, place, matched = text.encode(), 0, []
+    for each in logprobs:
+        token = bytes(each["bytes"])
+        if token and data.startswith(token, place):
+            matched.append(each)
+            place += len(token)
+    return matched if place == len(data) else None
+
+
 def _logprobs_of(text: str, logprobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the log-probabilities of a text's tokens, without those of marks and ends."""
+    """Return the log-probabilities of a text's tokens, which may have more space around them."""
+    matched = matched_logprobs(text, logprobs)
+    if matched is not None:
+        return matched
     data = text.encode()
     tokens = [bytes(each["bytes"]) for each in logprobs]
     return [
