@@ -19,6 +19,7 @@ from pydantic import (
     Tag,
     model_validator,
 )
+from pydantic_core import to_json
 
 from ..chat import ChatCompletionRequest
 from ..errors import RequestError
@@ -66,6 +67,7 @@ _OWN_PARAMS = (
     (re.compile(r"^(tool_choice\.tools\.\d+)\.function\b"), r"\1"),
     (re.compile(r"^messages$"), "input"),
 )
+_OTHERS = re.compile(r" \(also invalid: [^)]*\)")
 _PARAMETERS = re.compile(r"^tools\.(\d+)\.function\.parameters\b")
 _MAX_METADATA_PAIRS, _MAX_KEY_CHARS, _MAX_VALUE_CHARS = 16, 64, 512
 
@@ -73,7 +75,12 @@ _MAX_METADATA_PAIRS, _MAX_KEY_CHARS, _MAX_VALUE_CHARS = 16, 64, 512
 def _printable(value: Any) -> Any:
     try:
         json.dumps(value, allow_nan=False)
-    except ValueError:
+        to_json(value)  # has a lower limit
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    except ValueError as exc:
+        if "depth" in str(exc):
+            raise ValueError("is nested too deeply") from None
         raise ValueError("must not contain NaN or an infinity: JSON has neither") from None
     return value
 
@@ -210,6 +217,7 @@ class ResponsesRequest(BaseModel):
             if error.param is not None:
                 own = self._own_param(error.param)
                 message = error.message.replace(f"`{error.param}`", f"`{own}`")
+                message = _OTHERS.sub("", message)  # with the names of a chat
                 error.message = message.replace(_CHAT_CHOICE, _OWN_CHOICE)
                 error.param = own
             raise

@@ -29,6 +29,14 @@ def custom(syntax: str, definition: str) -> dict[str, Any]:
     return {**CUSTOM, "format": grammar}
 
 
+def nested(depth: int) -> dict[str, Any]:
+    """Return an object of this depth."""
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
 def reasoning(text: str) -> dict[str, Any]:
     """Return an item of reasoning."""
     return {"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]}
@@ -127,6 +135,9 @@ def test_metadata_has_the_limits_of_openais(metadata: dict[str, Any], param: str
             "tool_choice.tools.0.name",
             "got 'g'",
         ),
+        ({"tool_choice": nested(300)}, "tool_choice", "nested too deeply"),
+        ({"tool_choice": nested(9_000)}, "tool_choice", "nested too deeply"),
+        ({"tools": [TOOL], "tool_choice": {}}, "tool_choice.type", "type` is required."),
         ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice", '{"type": "function", "name": …}'),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
@@ -166,6 +177,15 @@ def test_a_custom_tool_is_a_function_with_one_text(choice: dict[str, Any]) -> No
     assert message.tool_calls is not None
     assert message.tool_calls[0].function.arguments == {"input": 'a "b"'}
     assert request.custom_tools == {"f"}
+
+
+def test_a_long_turn_is_joined_in_one_pass() -> None:
+    """Ten thousand items of one turn are one message."""
+    items = [each for number in range(5_000) for each in (answer(str(number)), reasoning("a"))]
+    [user, turn, _] = parsed(input=[USER, CALL, *items, OUTPUT])._messages.messages
+    assert user == USER
+    assert turn["content"].split("\n") == [str(number) for number in range(5_000)]
+    assert turn["reasoning"] == "\n".join("a" * 5_000)
 
 
 def test_parts_of_joined_items_have_their_own_places() -> None:
