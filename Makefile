@@ -68,6 +68,8 @@ INSTALLED_LOCAL := $(VENV)/.installed-local
 INSTALLED_BROWSER := tests/browser/node_modules/.installed
 # OpenAI's client for Node, for tests of the server.
 INSTALLED_NODE_CLIENT := tests/node/node_modules/.installed
+# The AI SDK, for a test of `make test-all`.
+INSTALLED_AI_SDK := tests/ai_sdk/node_modules/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -190,15 +192,15 @@ $(INSTALLED_BROWSER): tests/browser/package.json tests/browser/package-lock.json
 	@case "$$(uname -sm)" in "Linux x86_64") node tests/browser/unpack.mjs tests/browser/chromium ;; esac
 	@touch $@
 
-$(INSTALLED_NODE_CLIENT): tests/node/package.json tests/node/package-lock.json
+$(INSTALLED_NODE_CLIENT) $(INSTALLED_AI_SDK): %/node_modules/.installed: %/package.json %/package-lock.json
 	@command -v npm >/dev/null || { \
 	  echo "Tests of the server need Node.js 20 or newer, but 'npm' was not found." >&2; exit 1; }
-	@$(call npm_ci,tests/node)
+	@$(call npm_ci,$*)
 	@touch $@
 
 browser: $(INSTALLED_BROWSER)
 
-programs: $(INSTALLED_PROGRAMS)
+programs: $(INSTALLED_PROGRAMS) $(INSTALLED_AI_SDK)
 
 screenshots: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER)
 	$(BIN)/python -m tests.handler.dashboard.screenshots
@@ -383,7 +385,7 @@ test-orders: $(TESTED)
 	    echo "make test-orders ORDERS=$$seed failed." >&2; exit 1; }; done
 
 # Everything, with many more cases of each property, then ten orders.
-test-all: $(TESTED) $(INSTALLED_OPTIONAL) $(INSTALLED_PROGRAMS)
+test-all: $(TESTED) $(INSTALLED_OPTIONAL) $(INSTALLED_PROGRAMS) $(INSTALLED_AI_SDK)
 	$(COLD) $(PYTEST) -m alone --hypothesis-profile=full $(FIXED_ORDER) $(ALONE)
 	$(COLD) $(PYTEST) -m "not alone" --hypothesis-profile=full $(FIXED_ORDER) $(SHARED)
 	@$(MAKE) --no-print-directory test-orders

@@ -37,6 +37,7 @@ _URLS = {
     "prompt": urls.COMPLETIONS,
     "state": urls.SYSTEM_ONE,
     "questions": urls.DECISIONS,
+    "instructions": urls.RESPONSES,
     "max_output_tokens": urls.RESPONSES,
     "input": urls.EMBEDDINGS,
     "label_token_ids": urls.GENERATIVE_SCORING,

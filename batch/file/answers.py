@@ -127,7 +127,7 @@ def _text_of(choice: Mapping[str, Any]) -> str:
 
 
 def _text_of_output(items: Sequence[Any]) -> str:
-    """Return the text of the items of `/v1/responses`, with their function calls."""
+    """Return the text of the items of `/v1/responses`, with their calls."""
     texts = []
     for item in items:
         if not isinstance(item, dict) or item.get("type") == "reasoning":
@@ -135,8 +135,9 @@ def _text_of_output(items: Sequence[Any]) -> str:
         parts = item.get("content")
         if isinstance(parts, list):
             texts += [_as_text(part.get("text")) for part in parts if isinstance(part, dict)]
-        if "arguments" in item:
-            texts.append(_json([item.get("name"), item["arguments"]]))
+        called = item.get("arguments", item.get("input"))  # a custom tool has an input
+        if called is not None:
+            texts.append(_json([item.get("name"), called]))
     return "\n".join(filter(None, texts))
 
 

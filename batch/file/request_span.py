@@ -182,14 +182,15 @@ def _item_messages(items: object) -> Iterator[Body]:
     """Yield the items of a response as messages."""
     for item in _objects(items):
         message: Mapping[str, Any] = item
-        if item.get("type") == "function_call":
+        kind = str(item.get("type"))
+        if kind in ("function_call", "custom_tool_call"):
             message = {"tool_calls": [{"id": item.get("call_id"), "function": item}]}
-        elif item.get("type") == "function_call_output":
+        elif kind.endswith("_output"):
             message = {"content": item.get("output")}
-        elif item.get("type") == "reasoning":
+        elif kind == "reasoning":
             texts = (part.get("text") for part in _objects(item.get("content")))
             message = {"reasoning": "\n".join(text for text in texts if isinstance(text, str))}
-        role = "tool" if item.get("type") == "function_call_output" else "assistant"
+        role = "tool" if kind.endswith("_output") else "assistant"
         if parts := [*_parts(message)]:
             yield {"role": _text(item.get("role")) or role, "parts": parts}
 
@@ -207,7 +208,8 @@ def _parts(message: Mapping[str, Any]) -> Iterator[Body]:
     for call in _objects(message.get("tool_calls")):
         function = _object(call.get("function"))
         named = {"id": call.get("id"), "name": function.get("name")}
-        yield {"type": "tool_call", **named, "arguments": function.get("arguments")}
+        arguments = function.get("arguments", function.get("input"))  # a custom tool has an input
+        yield {"type": "tool_call", **named, "arguments": arguments}
 
 
 def _text_part(text: str) -> Body:

@@ -33,7 +33,13 @@ from .choices import (
 from .confidence import AnswersConfidence, ScoredAnswer, ScoredCall
 from .endpoint import Prepared, RequestMetadata, ResponseStream
 from .generation_requests import EndpointOptions, SequenceRequestBuilder
-from .image_inputs import ImageInputs, ImageSupport, PlacedUrl
+from .image_inputs import (
+    FETCHED,
+    ImageInputs,
+    ImageSupport,
+    PlacedUrl,
+    request_with_images,
+)
 from .logprob_bodies import prompt_logprobs
 from .streaming import ChatStream, ChoiceStreams, ChunkBuilder
 
@@ -65,11 +71,16 @@ class ChatCompletions:
 
     def fetched(self, body: dict[str, Any]) -> AbstractAsyncContextManager[dict[str, Any]] | None:
         """Return the fetch of a body's images; None for a body without images."""
-        return self.images.fetched(body, _images_of) if has_images(body) else None
+        return (
+            self.images.fetched(body, ChatCompletionRequest, _image_urls)
+            if has_images(body)
+            else None
+        )
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
         """Return a sequence for each choice of the conversation's next message."""
-        return self.prepare_request(read_body(ChatCompletionRequest, body), body, metadata)
+        read = request_with_images if FETCHED in body else read_body
+        return self.prepare_request(read(ChatCompletionRequest, body), body, metadata)
 
     def prepare_request(
         self, request: ChatCompletionRequest, body: Mapping[str, Any], metadata: RequestMetadata
@@ -211,11 +222,6 @@ class ChatCompletions:
             self._tokenizer,
             confidence_of=self._confidence,
         )
-
-
-def _images_of(body: dict[str, Any]) -> list[PlacedUrl]:
-    """Return the images of a body with images."""
-    return _image_urls(read_body(ChatCompletionRequest, body))
 
 
 def _image_urls(request: ChatCompletionRequest) -> list[PlacedUrl]:

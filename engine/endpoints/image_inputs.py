@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel
 
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.fetched_urls import fetched_urls
 from tidemill.protocol.in_flight import MemoryBudget
 from tidemill.protocol.parts import IMAGE
+from tidemill.protocol.requests import read_body
 from tidemill.protocol.urls import inline_bytes, is_inline, too_large
 
 from ..config import MAX_DECODING_BYTES, ImageLimits
@@ -26,9 +29,22 @@ MAX_BYTES_TOGETHER = 64 * 2**20
 # The field of a body that contains fetched images.
 FETCHED = "fetched_images"
 
+_RequestT = TypeVar("_RequestT", bound=BaseModel)
+
 
 class FetchedImages(dict[str, bytes]):
-    """Images by URL, in a type that JSON cannot represent: a client cannot send it."""
+    """Images by URL and their request, in a type without a JSON form: no client can send it."""
+
+    def __init__(self, images: Mapping[str, bytes], request: BaseModel) -> None:
+        super().__init__(images)
+        self.request = request
+
+
+def request_with_images(kind: type[_RequestT], body: Mapping[str, Any]) -> _RequestT:
+    """Return a body as a request; the fetch of its images has parsed it already."""
+    fetched = body.get(FETCHED)
+    request = fetched.request if isinstance(fetched, FetchedImages) else None
+    return request if isinstance(request, kind) else read_body(kind, body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +59,6 @@ class ImageSupport:
 
 PlacedUrl = tuple[str, str]
 """The place of an image in a body, and its URL."""
-
-ImagesOf = Callable[[dict[str, Any]], Sequence[PlacedUrl]]
-"""Returns the images of a body; raises `RequestError` for an invalid body."""
 
 
 class ImageInputs:
@@ -63,31 +76,45 @@ class ImageInputs:
             )
 
     def fetched(
-        self, body: dict[str, Any], images_of: ImagesOf
+        self,
+        body: dict[str, Any],
+        kind: type[_RequestT],
+        images_of: Callable[[_RequestT], Sequence[PlacedUrl]],
     ) -> AbstractAsyncContextManager[dict[str, Any]] | None:
         """Return the fetch of the images of a body that has any; None for a blind model."""
         if self._image_support is None:
             return None
-        return self._fetched_body(self._image_support, body, images_of)
+        return self._fetched_body(self._image_support, body, kind, images_of)
 
     @asynccontextmanager
     async def _fetched_body(
-        self, image_support: ImageSupport, body: dict[str, Any], images_of: ImagesOf
+        self,
+        image_support: ImageSupport,
+        body: dict[str, Any],
+        kind: type[_RequestT],
+        images_of: Callable[[_RequestT], Sequence[PlacedUrl]],
     ) -> AsyncIterator[dict[str, Any]]:
-        urls = await in_thread(self._urls, body, images_of)
+        request, urls = await in_thread(self._read, body, kind, images_of)
         if not urls:
-            yield body
+            yield body | {FETCHED: FetchedImages({}, request)}
             return
         async with image_support.fetcher.fetched(urls, max_bytes=MAX_BYTES_TOGETHER) as images:
-            yield body | {FETCHED: FetchedImages(images)}
+            yield body | {FETCHED: FetchedImages(images, request)}
 
-    def _urls(self, body: dict[str, Any], images_of: ImagesOf) -> dict[str, str]:
-        """Return the places of the URLs to fetch."""
-        images = images_of(body)
+    def _read(
+        self,
+        body: dict[str, Any],
+        kind: type[_RequestT],
+        images_of: Callable[[_RequestT], Sequence[PlacedUrl]],
+    ) -> tuple[_RequestT, dict[str, str]]:
+        """Return the request of a body, and the places of the URLs to fetch."""
+        request = read_body(kind, body)
+        images = images_of(request)
         self._check(images)
         places = {place for place, _ in images}
         # A URL in another field of the body is not fetched.
-        return {url: place for place, url in fetched_urls(body).items() if place in places}
+        urls = {url: place for place, url in fetched_urls(body).items() if place in places}
+        return request, urls
 
     def decode(
         self,

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from tidemill.protocol.contract import Reply
 from tidemill.protocol.fetched_urls import has_input_images
-from tidemill.protocol.requests import read_body
-from tidemill.protocol.responses.events import ResponseEvents
+from tidemill.protocol.responses.events import ResponseEvents, matched_logprobs
 from tidemill.protocol.responses.request import ResponsesRequest
 from tidemill.protocol.responses.response import response_body
 from tidemill.protocol.routes import RESPONSES
@@ -21,7 +20,7 @@ from ..scheduling.token_logprobs import NO_LOGPROBS, TokenLogprobs
 from .chat import ChatCompletions
 from .chat_preprocessor import Conversation
 from .endpoint import OutputDelta, Prepared, RequestMetadata, ResponseStream
-from .image_inputs import PlacedUrl
+from .image_inputs import request_with_images
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +44,15 @@ class Responses:
 
     def fetched(self, body: dict[str, Any]) -> AbstractAsyncContextManager[dict[str, Any]] | None:
         """Return the fetch of a body's images; None for a body without images."""
-        return self._chat.images.fetched(body, _images_of) if has_input_images(body) else None
+        return (
+            self._chat.images.fetched(body, ResponsesRequest, ResponsesRequest.images)
+            if has_input_images(body)
+            else None
+        )
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
         """Return the sequence of the response."""
-        request = read_body(ResponsesRequest, body)
+        request = request_with_images(ResponsesRequest, body)
         with request.own_names():
             chat = self._chat.prepare_request(request.chat, body, metadata)
         return Prepared(chat.requests, ResponseContext(request, chat), metadata, chat.num_bytes)
@@ -57,9 +60,15 @@ class Responses:
     def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
         """Return the response with its output items: the end of its stream."""
         reply, [result] = self._chat.finish(prepared.context.chat, results), results
-        stream = self.stream(prepared, StreamOptions())
-        stream.add(0, _NewOutput(result.token_ids, result.logprobs or NO_LOGPROBS), result)
-        body = stream.response(reply.body["usage"])
+        chunk = _chunk_of_text(reply)
+        if chunk is not None:
+            events = _events(prepared)
+            events.add(chunk)
+            body = events.end()[-1]["response"]
+        else:
+            stream = self.stream(prepared, StreamOptions())
+            stream.add(0, _NewOutput(result.token_ids, result.logprobs or NO_LOGPROBS), result)
+            body = stream.response(reply.body["usage"])
         if "tidemill" in reply.body:
             body["tidemill"] = reply.body["tidemill"]
         return Reply(200, body, reply.usage)
@@ -68,7 +77,7 @@ class Responses:
         """Return the stream of the response's events."""
         del options  # the last event always has the usage
         chat = self._chat.stream(prepared.context.chat, StreamOptions(include_usage=True))
-        return ResponseItemStream(chat, ResponseEvents(_frame(prepared), _name(prepared.metadata)))
+        return ResponseItemStream(chat, _events(prepared))
 
 
 class _NewOutput(NamedTuple):
@@ -96,9 +105,10 @@ class ResponseItemStream:
         if not num_tokens:
             return self._events_of(self._chat.add(place, delta, result))
         events = []
+        logprobs = delta.new_logprobs.part(0, num_tokens)  # one part, of which slices are cheap
         for number in range(num_tokens):
-            logprobs = delta.new_logprobs.part(number, number + 1)
-            token = _NewOutput(delta.new_token_ids[number : number + 1], logprobs)
+            scored = logprobs.part(number, number + 1)
+            token = _NewOutput(delta.new_token_ids[number : number + 1], scored)
             is_last = number == num_tokens - 1
             events += self._events_of(self._chat.add(place, token, result if is_last else None))
         return events
@@ -117,9 +127,19 @@ class ResponseItemStream:
         return [event for chunk in chunks for event in self._events.add(chunk)]
 
 
-def _images_of(body: dict[str, Any]) -> list[PlacedUrl]:
-    """Return the images of a body with images."""
-    return read_body(ResponsesRequest, body).images()
+def _chunk_of_text(reply: Reply) -> dict[str, Any] | None:
+    """Return a chat that is only a text as one chunk; None if tokens belong to other items."""
+    [choice] = reply.body["choices"]
+    message = choice["message"]
+    if message["content"] is None or message.get("tool_calls") or reply.usage.reasoning_tokens:
+        return None
+    delta = {"content": message["content"]}
+    logprobs = (choice["logprobs"] or {}).get("content") or ()
+    matched = matched_logprobs(message["content"], logprobs)
+    if matched is None and logprobs:
+        return None
+    shown = {**choice, "delta": delta, "logprobs": {"content": matched}}
+    return {"choices": [shown], "usage": reply.body["usage"]}
 
 
 def _frame(prepared: _Prepared) -> dict[str, Any]:
@@ -133,5 +153,6 @@ def _frame(prepared: _Prepared) -> dict[str, Any]:
     )
 
 
-def _name(metadata: RequestMetadata) -> str:
-    return metadata.request_id.removeprefix("req_")
+def _events(prepared: _Prepared) -> ResponseEvents:
+    name = prepared.metadata.request_id.removeprefix("req_")
+    return ResponseEvents(_frame(prepared), name, prepared.context.request.custom_tools)

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
+from .custom_tools import input_of
 from .response import ended_body
 
 # By kind of item: the prefix of its IDs, and the prefix of its events, which names its part.
-_IDS: Final = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+_IDS: Final = {
+    "reasoning": "rs",
+    "message": "msg",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+}
 _PARTS: Final = {"reasoning": "reasoning_text", "message": "output_text"}
+# By field of a call: the prefix of its events.
+_CALLS: Final = {"arguments": "function_call_arguments", "input": "custom_tool_call_input"}
 
 
 class ResponseEvents:
     """Events of one response; `body` is the response without output, `name` is in its items' IDs.
 
-    Each event has its number. The last one contains the whole response.
+    Calls of `custom_tools` have an input instead of arguments. Each event has its number. The last
+    one contains the whole response.
     """
 
-    def __init__(self, body: Mapping[str, Any], name: str) -> None:
+    def __init__(
+        self, body: Mapping[str, Any], name: str, custom_tools: Collection[str] = ()
+    ) -> None:
         self._body = body
         self._name = name
+        self._custom_tools = custom_tools
         self._items: list[dict[str, Any]] = []
         self._texts: list[str] = []  # of the last item
         self._logprobs: list[Mapping[str, Any]] = []  # of tokens whose text may follow
@@ -83,10 +95,13 @@ class ResponseEvents:
             self._emit_item(name, content_index=0, delta=text, **fields)
 
     def _add_call(self, call_id: str, name: str, arguments: str) -> None:
-        self._open("function_call", call_id=call_id, name=name, arguments="")
-        self._items[-1]["arguments"] = arguments
-        if arguments:
-            self._emit_item("response.function_call_arguments.delta", delta=arguments)
+        kind, field, value = "function_call", "arguments", arguments
+        if name in self._custom_tools:
+            kind, field, value = "custom_tool_call", "input", input_of(arguments)
+        self._open(kind, call_id=call_id, name=name, **{field: ""})
+        self._items[-1][field] = value
+        if value:
+            self._emit_item(f"response.{_CALLS[field]}.delta", delta=value)
 
     def _open(self, kind: str, **fields: Any) -> None:
         """End the last item, and begin one."""
@@ -104,9 +119,11 @@ class ResponseEvents:
             return
         item = self._items[-1]
         item["status"] = status
-        if "arguments" in item:
+        if item["type"] == "custom_tool_call":
+            self._emit_item(f"response.{_CALLS['input']}.done", input=item["input"])
+        elif "arguments" in item:
             fields = {name: item[name] for name in ("name", "arguments")}
-            self._emit_item("response.function_call_arguments.done", **fields)
+            self._emit_item(f"response.{_CALLS['arguments']}.done", **fields)
         else:
             [part] = item["content"]
             part["text"] = "".join(self._texts)
@@ -134,8 +151,27 @@ def _new_part(kind: str) -> dict[str, Any]:
     return part if kind == "reasoning" else {**part, "annotations": [], "logprobs": []}
 
 
+def matched_logprobs(
+    text: str, logprobs: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]] | None:
+    """Return the log-probabilities of the tokens that are a text, without those of marks and ends.
+
+    None if no tokens are exactly this text.
+    """
+    data, place, matched = text.encode(), 0, []
+    for each in logprobs:
+        token = bytes(each["bytes"])
+        if token and data.startswith(token, place):
+            matched.append(each)
+            place += len(token)
+    return matched if place == len(data) else None
+
+
 def _logprobs_of(text: str, logprobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the log-probabilities of a text's tokens, without those of marks and ends."""
+    """Return the log-probabilities of a text's tokens, which may have more space around them."""
+    matched = matched_logprobs(text, logprobs)
+    if matched is not None:
+        return matched
     data = text.encode()
     tokens = [bytes(each["bytes"]) for each in logprobs]
     return [

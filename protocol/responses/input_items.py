@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 
 from ..fields import Text, text_or_list_of
 from ..parts import CheckedUrl
+from .custom_tools import arguments_of
 
 _TEXT_TYPES = ("input_text", "output_text", "text")
 
@@ -26,7 +27,7 @@ def _other_part(kind: str) -> str:
 
 def _other_item(kind: str) -> str:
     raise ValueError(
-        "must be 'message', 'reasoning', 'function_call' or 'function_call_output': "
+        "must be 'message', 'reasoning', 'function_call', 'custom_tool_call' or a call's output: "
         + ("send the item itself" if kind == "item_reference" else "other types are not supported")
     )
 
@@ -122,8 +123,21 @@ class FunctionCallItem(_Item):
     arguments: Text
 
 
-class FunctionOutputItem(_Item):
-    """Output of a function that an earlier answer called."""
+class CustomCallItem(_Item):
+    """Call of a custom tool in an earlier answer."""
+
+    call_id: Annotated[Text, Field(min_length=1)]
+    name: Annotated[Text, Field(min_length=1)]
+    input: Text
+
+    @property
+    def arguments(self) -> str:
+        """Return the arguments of the function that it is in the chat."""
+        return arguments_of(self.input)
+
+
+class OutputItem(_Item):
+    """Output of a function or custom tool that an earlier answer called."""
 
     call_id: Annotated[Text, Field(min_length=1)]
     output: Content
@@ -137,7 +151,9 @@ _FORMS = {
     "message": "<message>",
     "reasoning": "<reasoning>",
     "function_call": "<call>",
+    "custom_tool_call": "<custom>",
     "function_call_output": "<output>",
+    "custom_tool_call_output": "<output>",
 }
 
 
@@ -150,7 +166,8 @@ Item = Annotated[
     Annotated[MessageItem, Tag("<message>")]
     | Annotated[ReasoningItem, Tag("<reasoning>")]
     | Annotated[FunctionCallItem, Tag("<call>")]
-    | Annotated[FunctionOutputItem, Tag("<output>")]
+    | Annotated[CustomCallItem, Tag("<custom>")]
+    | Annotated[OutputItem, Tag("<output>")]
     | Annotated[_OtherItem, Tag("<other>")],
     Discriminator(_form_of_item),
 ]
@@ -166,6 +183,7 @@ class ChatMessages:
         """Translate the input of a response."""
         self.messages: list[dict[str, Any]] = []
         self.places: dict[str, str] = {}
+        self._joined: dict[tuple[int, str], list[str | list[dict[str, Any]]]] = {}
         if instructions:
             self._add("system", "instructions", content=instructions)
         if isinstance(items, str):
@@ -173,6 +191,8 @@ class ChatMessages:
             return
         for index, item in enumerate(items):
             self._add_item(f"input.{index}", item)
+        for (number, name), texts in self._joined.items():
+            self.messages[number][name] = _join(texts)
 
     def place_of(self, path: str) -> str:
         """Return the path in the body of a path in the chat."""
@@ -194,7 +214,7 @@ class ChatMessages:
                 if not self._is_open:
                     self._add("assistant", place)
                 self._extend(place, "reasoning", text)
-            case FunctionCallItem():
+            case FunctionCallItem() | CustomCallItem():
                 if not self.messages or self.messages[-1]["role"] != "assistant":
                     self._add("assistant", place)
                 function = {"name": item.name, "arguments": item.arguments}
@@ -203,7 +223,7 @@ class ChatMessages:
                 calls.append(call)
                 path = f"messages.{len(self.messages) - 1}.tool_calls.{len(calls) - 1}"
                 self.places |= {path: place, f"{path}.function": place}
-            case FunctionOutputItem():
+            case OutputItem():
                 self._add("tool", place, tool_call_id=item.call_id, content=_content(item.output))
                 self.places[f"messages.{len(self.messages) - 1}.content"] = f"{place}.output"
 
@@ -219,14 +239,20 @@ class ChatMessages:
 
     def _extend(self, place: str, name: str, more: str | list[dict[str, Any]]) -> None:
         """Add more text to a field of the last message, on a new line."""
-        last = self.messages[-1]
+        last, number = self.messages[-1], len(self.messages) - 1
         if name not in last:
-            self.places[f"messages.{len(self.messages) - 1}.{name}"] = place
+            self.places[f"messages.{number}.{name}"] = place
             last[name] = more
-        elif isinstance(last[name], str) and isinstance(more, str):
-            last[name] += f"\n{more}"
         else:
-            last[name] = [*_as_parts(last[name]), *_as_parts(more)]
+            self._joined.setdefault((number, name), [last[name]]).append(more)
+
+
+def _join(texts: list[str | list[dict[str, Any]]]) -> str | list[dict[str, Any]]:
+    """Return texts as one, and all parts if some have parts."""
+    lines = [text for text in texts if isinstance(text, str)]
+    if len(lines) == len(texts):
+        return "\n".join(lines)
+    return [part for text in texts for part in _as_parts(text)]
 
 
 def _as_parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -19,12 +19,14 @@ from pydantic import (
     Tag,
     model_validator,
 )
+from pydantic_core import to_json
 
 from ..chat import ChatCompletionRequest
 from ..errors import RequestError
 from ..fields import NumLogprobs, Text, Whole, few_fields, text_or_list_of
 from ..unsupported import CHAT
 from ..validation import parse, refuse_unsupported, short_repr
+from .custom_tools import chat_function
 from .input_items import ChatMessages, ImagePart, Item
 
 LOGPROBS = "message.output_text.logprobs"
@@ -65,13 +67,20 @@ _OWN_PARAMS = (
     (re.compile(r"^(tool_choice\.tools\.\d+)\.function\b"), r"\1"),
     (re.compile(r"^messages$"), "input"),
 )
+_OTHERS = re.compile(r" \(also invalid: [^)]*\)")
+_PARAMETERS = re.compile(r"^tools\.(\d+)\.function\.parameters\b")
 _MAX_METADATA_PAIRS, _MAX_KEY_CHARS, _MAX_VALUE_CHARS = 16, 64, 512
 
 
 def _printable(value: Any) -> Any:
     try:
         json.dumps(value, allow_nan=False)
-    except ValueError:
+        to_json(value)  # has a lower limit
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    except ValueError as exc:
+        if "depth" in str(exc):
+            raise ValueError("is nested too deeply") from None
         raise ValueError("must not contain NaN or an infinity: JSON has neither") from None
     return value
 
@@ -208,11 +217,21 @@ class ResponsesRequest(BaseModel):
             if error.param is not None:
                 own = self._own_param(error.param)
                 message = error.message.replace(f"`{error.param}`", f"`{own}`")
+                message = _OTHERS.sub("", message)  # with the names of a chat
                 error.message = message.replace(_CHAT_CHOICE, _OWN_CHOICE)
                 error.param = own
             raise
 
+    @property
+    def custom_tools(self) -> frozenset[str]:
+        """Return the names of the custom tools."""
+        tools = [tool for tool in self.tools or () if tool["type"] == "custom"]
+        return frozenset(tool["name"] for tool in tools)
+
     def _own_param(self, param: str) -> str:
+        found = _PARAMETERS.match(param)
+        if found and self.tools and self.tools[int(found[1])]["type"] == "custom":
+            return f"tools.{found[1]}.format.definition"
         param = self._messages.place_of(param)
         for pattern, own in _OWN_PARAMS:
             param = pattern.sub(own, param)
@@ -231,17 +250,28 @@ class ResponsesRequest(BaseModel):
 
 
 def _chat_tool(place: int, tool: dict[str, Any]) -> dict[str, Any]:
-    function = {name: value for name, value in tool.items() if name != "type"}
-    if tool.get("type") != "function":
+    kind = tool.get("type")
+    if kind == "custom":
+        return {"type": "function", "function": chat_function(place, tool)}
+    if kind != "function":
+        param = f"tools.{place}.type"
         raise RequestError(
-            f"`tools.{place}.type` must be 'function': other tools are not supported; got "
-            f"{short_repr(tool.get('type'))}.",
-            param=f"tools.{place}.type",
+            f"`{param}` must be 'function' or 'custom': other tools are not supported; got"
+            f" {short_repr(kind)}.",
+            param=param,
         )
+    function = {name: value for name, value in tool.items() if name != "type"}
     return {"type": "function", "function": function}
 
 
 def _chat_choice(choice: Any) -> Any:
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    return choice
+    """Return a tool choice in the form of a chat."""
+    if isinstance(choice, dict) and isinstance(choice.get("tools"), list):
+        return {**choice, "tools": [*map(_named_tool, choice["tools"])]}
+    return _named_tool(choice)
+
+
+def _named_tool(tool: Any) -> Any:
+    if isinstance(tool, dict) and tool.get("type") in ("function", "custom"):
+        return {"type": "function", "function": {"name": tool.get("name")}}
+    return tool

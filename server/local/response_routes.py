@@ -6,8 +6,9 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from pydantic_core import to_json
@@ -32,7 +33,8 @@ from ..inference_routes import InferenceRoute
 from ..request_bodies import new_request_id
 from .folder import is_full
 from .query_params import choice_param, int_param, not_found
-from .responses import ResponseTable, StoredResponse
+from .referenced_items import ReferencedItems, is_reference
+from .responses import ResponseTable, StoredResponse, input_items
 from .upload import disk_full
 
 _logger = logging.getLogger(__name__)
@@ -42,6 +44,8 @@ MAX_OPEN: Final = 10_000
 
 _RUNNING_PER_SEQUENCE: Final = 4
 _PAGE, _MAX_PAGE = 20, 100
+_MAX_DIGITS = 9
+_MAX_SHORT = 1_000  # items that are searched without a thread
 _STORED_FIELDS: Final = ("background", "store", "previous_response_id")
 _ValueT = TypeVar("_ValueT")
 
@@ -126,20 +130,23 @@ class ResponseRoutes:
 
     async def list_input(self, request: Request) -> Response:
         """Return a page of a stored response's input items, including earlier responses."""
-        stored, params = await self._find(request), request.query_params
+        stored = await self.find(request.path_params["response_id"], is_whole=True)
+        params, items = request.query_params, input_items(stored.request)
         limit = int_param(params, "limit", 1, _MAX_PAGE, _PAGE)
-        items = enumerate(_items(stored.request["input"]))
-        shown = [{"type": "message", **_with_parts(item), "id": f"item_{i}"} for i, item in items]
+        order = range(len(items))
         if choice_param(params, "order", {"asc": False, "desc": True}, default=True):
-            shown.reverse()
-        ids = [item["id"] for item in shown]
+            order = order[::-1]
         if (after := params.get("after")) is not None:
-            if after not in ids:
+            place = _place_of(after)
+            if place not in order:
                 raise not_found("item", after, "after")
-            shown = shown[ids.index(after) + 1 :]
-        page = shown[:limit]
+            order = order[order.index(place) + 1 :]
+        page = [
+            {"type": "message", **_with_parts(items[place]), "id": f"item_{place}"}
+            for place in order[:limit]
+        ]
         ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {}
-        has_more = len(page) < len(shown)
+        has_more = len(page) < len(order)
         return json_response({"object": "list", "data": page, "has_more": has_more, **ends})
 
     async def delete(self, request: Request) -> Response:
@@ -173,9 +180,12 @@ class ResponseRoutes:
         name = request.path_params["response_id"]
         return await self.find(name)
 
-    async def find(self, name: str, param: str | None = None) -> StoredResponse:
-        """Return a stored response; raises the 404 for an unknown one."""
-        stored = await asyncio.to_thread(self._table.get, name)
+    async def find(
+        self, name: str, param: str | None = None, *, is_whole: bool = False
+    ) -> StoredResponse:
+        """Return a stored response, with its whole conversation if `is_whole`; raises the 404."""
+        get = self._table.conversation if is_whole else self._table.get
+        stored = await asyncio.to_thread(get, name)
         if stored is None:
             error = not_found("response", name, param)
             error.message += " Only responses with `store: true` or `background: true` are stored."
@@ -185,7 +195,7 @@ class ResponseRoutes:
     async def _run(self, name: str) -> None:
         """Run a stored response as a row of a file, so that interactive requests go first."""
         async with self._slots:
-            stored = await self._retried(lambda: self._table.get(name))
+            stored = await self._retried(lambda: self._table.conversation(name))
             if stored is None or not stored.is_open:
                 return
             self._running.add(name)
@@ -227,6 +237,21 @@ class ResponseRoutes:
                 await asyncio.sleep(self._retry_seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A request, and the items of the conversation before it."""
+
+    request: dict[str, Any]
+    earlier: Sequence[Any] = ()
+
+    @property
+    def whole_request(self) -> dict[str, Any]:
+        """Return the request with the whole conversation."""
+        if not self.earlier:
+            return self.request
+        return {**self.request, "input": [*self.earlier, *input_items(self.request)]}
+
+
 class CreateRoute(InferenceRoute):
     """ASGI endpoint that answers a request for a response, now or in the background."""
 
@@ -236,10 +261,12 @@ class CreateRoute(InferenceRoute):
         super().__init__(context)
         self._responses = responses
         self._table = table
+        self._items = ReferencedItems(table)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, and run the request or store it."""
-        async with self.context.body_reader.read_object(scope, receive) as body:
+        async with self.context.body_reader.read_object(scope, receive) as given:
+            body = await self._resolved(given)
             if body.get("background") is True:
                 response = await self._start(body)
                 await response(scope, receive, send)
@@ -250,38 +277,44 @@ class CreateRoute(InferenceRoute):
         self, url: str, body: dict[str, Any], request_id: str, created: int
     ) -> Reply | StreamedReply:
         """Return the engine's reply; a response is stored on request."""
-        is_stored = body.get("store") is True
-        if not is_stored and body.get("previous_response_id") is None:
-            return await super().reply(url, body, request_id, created)
-        request = await self._continued(body)
-        fields = {"previous_response_id": body.get("previous_response_id"), "store": is_stored}
-        reply = await super().reply(url, request, request_id, created)
+        store = body.get("store")
+        turn = await self._continued(body)
+        previous = body.get("previous_response_id")
+        fields = {"previous_response_id": previous, "store": store is True}
+        reply = await super().reply(url, turn.whole_request, request_id, created)
         if isinstance(reply, StreamedReply):
-            return StreamedReply(self._stored_chunks(request, reply.chunks, fields))
+            return StreamedReply(self._stored_chunks(turn, reply.chunks, fields, store))
         if reply.status_code == 200:
             reply.body.update(fields)
-            if is_stored:
-                reply.body["store"] = await self._store(request, reply.body)
+            await self._retain(turn, reply.body, store)
         return reply
 
     async def _stored_chunks(
         self,
-        request: dict[str, Any],
+        turn: _Turn,
         chunks: AsyncGenerator[dict[str, Any], None],
         fields: dict[str, Any],
+        store: object,
     ) -> AsyncGenerator[dict[str, Any], None]:
         async with aclosing(chunks):
             async for chunk in chunks:
                 if "response" in chunk:
                     response = chunk["response"] = {**chunk["response"], **fields}
-                    if fields["store"] and response["usage"] is not None:
-                        response["store"] = await self._store(request, response)
+                    if response["usage"] is not None:
+                        await self._retain(turn, response, store)
                 yield chunk
 
-    async def _store(self, request: dict[str, Any], response: dict[str, Any]) -> bool:
+    async def _retain(self, turn: _Turn, response: dict[str, Any], store: object) -> None:
+        """Store a response on request; otherwise retain its items, unless `store` is false."""
+        response["store"] = store is True and await self._store(turn, response)
+        if store is None:
+            self._items.remember(response)
+
+    async def _store(self, turn: _Turn, response: dict[str, Any]) -> bool:
         """Store a response; False after a disk error, which must not lose the answer."""
         try:
-            await asyncio.to_thread(self._table.put, StoredResponse(request, response))
+            stored = StoredResponse(turn.request, response)
+            await asyncio.to_thread(self._table.put, stored, turn.earlier)
         except (OSError, sqlite3.Error) as exc:
             _logger.warning("%s is not stored: %s", response["id"], exc)
             return False
@@ -301,8 +334,8 @@ class CreateRoute(InferenceRoute):
         names = (*self.context.names, *self.context.engine.info().adapters)
         model = name_of_model(body, names)
         with self._responses.admit():
-            request = await self._continued(body)
-            parsed = await asyncio.to_thread(read_body, ResponsesRequest, request)
+            turn = await self._continued(body)
+            parsed = await asyncio.to_thread(read_body, ResponsesRequest, turn.whole_request)
             response = {
                 **response_body(parsed, new_request_id(), created=int(time.time()), model=model),
                 "background": True,
@@ -311,7 +344,8 @@ class CreateRoute(InferenceRoute):
                 "previous_response_id": body.get("previous_response_id"),
             }
             try:
-                await asyncio.to_thread(self._table.put, StoredResponse(request, response))
+                stored = StoredResponse(turn.request, response)
+                await asyncio.to_thread(self._table.put, stored, turn.earlier)
             except (OSError, sqlite3.Error) as exc:
                 if is_full(exc):
                     raise disk_full() from exc
@@ -319,19 +353,29 @@ class CreateRoute(InferenceRoute):
             self._responses.start(response["id"])
         return json_response(response)
 
-    async def _continued(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return a body with the conversation of the response that it continues."""
+    async def _resolved(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a body with the items that it refers to."""
+        items = body.get("input")
+        if not isinstance(items, list):
+            return body
+        if len(items) <= _MAX_SHORT and not any(map(is_reference, items)):
+            return body
+        return await asyncio.to_thread(self._items.resolved, body)
+
+    async def _continued(self, body: dict[str, Any]) -> _Turn:
+        """Return a body as the next turn of the conversation that it continues."""
         request = {**body}
         for name in ("background", "store"):
-            request.pop(name, None)
+            if isinstance(request.get(name), bool):  # other values are refused
+                del request[name]
         previous = request.pop("previous_response_id", None)
         if previous is None or "input" not in body:
-            return request
+            return _Turn(request)
         if not isinstance(previous, str):
             raise RequestError(
                 "`previous_response_id` must be a string.", param="previous_response_id"
             )
-        stored = await self._responses.find(previous, "previous_response_id")
+        stored = await self._responses.find(previous, "previous_response_id", is_whole=True)
         if stored.is_open:
             raise RequestError(
                 f"The response {previous} has not ended: poll it first.",
@@ -340,9 +384,8 @@ class CreateRoute(InferenceRoute):
         await asyncio.to_thread(
             read_body, ResponsesRequest, request
         )  # its indexes are the client's
-        parts = (stored.request["input"], stored.response["output"], body["input"])
-        request["input"] = [item for part in parts for item in _items(part)]
-        num_bytes = len(await asyncio.to_thread(to_json, request))
+        turn = _Turn(request, [*input_items(stored.request), *stored.response["output"]])
+        num_bytes = len(await asyncio.to_thread(to_json, turn.whole_request))
         if num_bytes > (most := self.context.settings.max_body_bytes):
             raise Refused(
                 f"The conversation has {num_bytes:,} bytes; the limit is {most:,}: send a shorter"
@@ -351,7 +394,7 @@ class CreateRoute(InferenceRoute):
                 code="body_too_large",
                 param="previous_response_id",
             )
-        return request
+        return turn
 
 
 def _with_parts(item: dict[str, Any]) -> dict[str, Any]:
@@ -363,7 +406,8 @@ def _with_parts(item: dict[str, Any]) -> dict[str, Any]:
     return {**item, "content": [{"type": kind, "text": content}]}
 
 
-def _items(given: Any) -> list[Any]:
-    if isinstance(given, list):
-        return given
-    return [{"role": "user", "content": given}]
+def _place_of(name: str) -> int:
+    """Return the place of an item with this ID; -1 for other IDs."""
+    kind, _, place = name.partition("_")
+    is_place = kind == "item" and place.isascii() and place.isdigit() and len(place) <= _MAX_DIGITS
+    return int(place) if is_place else -1

@@ -107,6 +107,7 @@ def open_store(root: Path) -> Iterator[Store]:
             (
                 *(files.SCHEMA, batches.SCHEMA, history.SCHEMA, uploads.SCHEMA),
                 *(rows.SCHEMA, *rows.INDEXES, input_lines.SCHEMA, responses.SCHEMA),
+                *responses.INDEXES,
             ),
             rows.UPGRADES,
         )

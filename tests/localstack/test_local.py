@@ -101,6 +101,8 @@ def test_a_file_for_another_service_runs_as_it_is(cloud: LocalCloud) -> None:
         | {"body": {"model": name, "prompt": "The", "max_tokens": 2}}
         for name in names
     ]
+    response = {"model": names[1], "input": "The", "max_output_tokens": 2}
+    lines[1] |= {"url": "/v1/responses", "body": response}
     body = b"\n".join(json.dumps(line).encode() for line in lines)
     batch, rows = cloud.run_file("openai", body, seconds=SECONDS, show=lambda _: None)
     assert batch["model"] == MODEL

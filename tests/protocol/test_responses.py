@@ -20,6 +20,23 @@ IMAGE = {"type": "input_image", "image_url": "https://example.com/a.png"}
 CHAT_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
+CUSTOM = {"type": "custom", "name": "f"}
+
+
+def custom(syntax: str, definition: str) -> dict[str, Any]:
+    """Return a custom tool with a grammar."""
+    grammar = {"type": "grammar", "syntax": syntax, "definition": definition}
+    return {**CUSTOM, "format": grammar}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """Return an object of this depth."""
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
 def reasoning(text: str) -> dict[str, Any]:
     """Return an item of reasoning."""
     return {"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]}
@@ -99,7 +116,13 @@ def test_metadata_has_the_limits_of_openais(metadata: dict[str, Any], param: str
         ({"text": {"format": {"type": "text", "x": math.inf}}}, "text.format", "infinity"),
         ({"service_tier": "gold"}, "service_tier", "must be 'auto'"),
         ({"questions": []}, "questions", "is not supported"),
-        ({"tools": [{"type": "custom", "name": "f"}]}, "tools.0.type", "other tools are not"),
+        ({"tools": [{"type": "mcp", "name": "f"}]}, "tools.0.type", "other tools are not"),
+        ({"tools": [{"type": "custom"}]}, "tools.0.name", "is required"),
+        ({"tools": [custom("lark", "start: /a/")]}, "tools.0.format.syntax", "must be 'regex'"),
+        ({"tools": [custom("regex", "")]}, "tools.0.format.definition", "a regular expression"),
+        ({"tools": [custom("regex", "a\\")]}, "tools.0.format.definition", "expression"),
+        ({"tools": [{**CUSTOM, "format": 5}]}, "tools.0.format", "must be an object"),
+        ({"tools": [{**CUSTOM, "format": {}}]}, "tools.0.format.type", "'text' or 'grammar'"),
         (
             {
                 "tools": [TOOL],
@@ -112,6 +135,9 @@ def test_metadata_has_the_limits_of_openais(metadata: dict[str, Any], param: str
             "tool_choice.tools.0.name",
             "got 'g'",
         ),
+        ({"tool_choice": nested(300)}, "tool_choice", "nested too deeply"),
+        ({"tool_choice": nested(9_000)}, "tool_choice", "nested too deeply"),
+        ({"tools": [TOOL], "tool_choice": {}}, "tool_choice.type", "type` is required."),
         ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice", '{"type": "function", "name": …}'),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
@@ -128,6 +154,38 @@ def test_an_error_has_the_names_and_the_forms_of_responses(
     error = error_of(**fields)
     assert error.param == param
     assert message in error.message
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "custom", "name": "f"},
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "custom", "name": "f"}]},
+    ],
+)
+def test_a_custom_tool_is_a_function_with_one_text(choice: dict[str, Any]) -> None:
+    """A regular expression constrains the text; earlier calls have the same form."""
+    call = {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": 'a "b"'}
+    output = {**OUTPUT, "type": "custom_tool_call_output"}
+    tools = [custom("regex", "a|b"), {**TOOL, "name": "g"}]
+    request = parsed(input=[USER, call, output], tools=tools, tool_choice=choice)
+    [tool] = request.chat.callable_tools
+    schema = tool.arguments_schema()
+    assert (schema["required"], tool.function.strict) == (["input"], True)
+    assert schema["properties"]["input"] == {"type": "string", "pattern": "^(?:a|b)$"}
+    _, message, _ = request.chat.messages
+    assert message.tool_calls is not None
+    assert message.tool_calls[0].function.arguments == {"input": 'a "b"'}
+    assert request.custom_tools == {"f"}
+
+
+def test_a_long_turn_is_joined_in_one_pass() -> None:
+    """Ten thousand items of one turn are one message."""
+    items = [each for number in range(5_000) for each in (answer(str(number)), reasoning("a"))]
+    [user, turn, _] = parsed(input=[USER, CALL, *items, OUTPUT])._messages.messages
+    assert user == USER
+    assert turn["content"].split("\n") == [str(number) for number in range(5_000)]
+    assert turn["reasoning"] == "\n".join("a" * 5_000)
 
 
 def test_parts_of_joined_items_have_their_own_places() -> None:

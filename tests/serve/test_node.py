@@ -1,4 +1,4 @@
-"""OpenAI's client for Node against our server; its tests are in tests/node/serve.mjs."""
+"""OpenAI's client for Node and the AI SDK against our server; their tests are scripts for Node."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ import pytest
 
 from bench.server.served import Place
 
-SCRIPT = Path(__file__).parents[1] / "node" / "serve.mjs"
+ROOT = Path(__file__).parents[1]
 
 
-def test_the_node_client_works(place: Place) -> None:
+@pytest.mark.parametrize(
+    "script",
+    ["node/serve.mjs", pytest.param("ai_sdk/responses.mjs", marks=pytest.mark.long)],
+)
+def test_a_client_for_node_works(script: str, place: Place) -> None:
     """Each of its tests passes in a separate process."""
-    if not (SCRIPT.parent / "node_modules" / "openai").is_dir():
-        pytest.skip("no client for Node: `make test` gets it")
+    path = ROOT / script
+    if not (path.parent / "node_modules").is_dir():
+        pytest.skip("no client for Node: `make test` and `make programs` install them")
     result = subprocess.run(
-        ["node", "--test", str(SCRIPT)],
+        ["node", "--test", str(path)],
         env=os.environ
         | {"TIDEMILL_URL": place.url, "TIDEMILL_MODEL": place.model, "TIDEMILL_KEY": place.key},
         capture_output=True,

@@ -42,6 +42,7 @@ DECISIONS: dict[str, Any] = {
     },
 }
 CHATS: dict[str, Any] = {
+    "autobatcher": {"chat": "Paris", "responses": ["19", "20"], "batch": ["19", "20"]},
     "guidellm": {
         "totals": {"successful": 10, "errored": 0, "incomplete": 0, "total": 10},
         "written": True,
@@ -51,6 +52,13 @@ CHATS: dict[str, Any] = {
     "instructor": {"TOOLS": ["city"], "JSON_SCHEMA": LISBON},
     "lm_eval": {"chats": 1.0, "continued": 1.0, "chosen": 1.0},
     "lotus": {"rows": 3, "answered": [True, True, True], "kept": True},
+    "mirascope": {
+        "provider": "openai",
+        "whole": "Paris",
+        "streamed": "Paris",
+        "schema": LISBON,
+        "continued": "Paris",
+    },
     "nemo_curator": {"one": ["19"], "many": [["20"], ["21"], ["22"]]},
     "ray_data": {"sums": [str(number + 19) for number in range(8)]},
 }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import openai
 import pytest
-from openai.types.responses import ResponseFunctionToolCall
+from openai.types.responses import ResponseCustomToolCall, ResponseFunctionToolCall
 from pydantic import BaseModel
 
 from tidemill import demo
@@ -137,13 +138,10 @@ def test_a_call_and_its_output_continue_a_conversation(client: openai.OpenAI, ch
     [
         ({"conversation": "c"}, "conversation", "is not supported"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "must be 'function'"),
+        ({"store": "yes"}, "store", "must be a valid boolean"),
+        ({"background": "yes"}, "background", "is not supported"),
         ({"max_tokens": 5}, "max_tokens", "use `max_output_tokens`"),
         ({"input": []}, "input", "must not be empty"),
-        (
-            {"input": [{"type": "item_reference", "id": "x"}]},
-            "input.0.type",
-            "send the item",
-        ),
         ({"input": [{"role": "user", "content": []}]}, "input.0.content", "must not be empty"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input", "must contain a message"),
         (
@@ -210,6 +208,56 @@ def test_a_stored_response_is_continued_by_its_id(client: openai.OpenAI, *, stre
     assert continued.usage == whole.usage
 
 
+def test_an_earlier_item_may_be_sent_by_its_id(client: openai.OpenAI) -> None:
+    """Stored or not; the AI SDK sends IDs unless `store` is false."""
+    again = {"role": "user", "content": "And 7 plus 6?"}
+    for fields in ({}, {"store": True}, {"stream": True}, {"store": False}):
+        answer = client.responses.create(**{**BODY, **fields})
+        first = [*answer][-1].response if "stream" in fields else answer
+        [item] = first.output
+        user = {"role": "user", "content": BODY["input"]}
+        whole = client.responses.create(**{**BODY, "input": [user, item.to_dict(), again]})
+        reference = {"type": "item_reference", "id": item.id}
+        body = {**BODY, "input": [user, reference, again]}
+        if fields.get("store") is False:
+            with pytest.raises(openai.NotFoundError, match="Send the item itself"):
+                client.responses.create(**body)
+            continue
+        named = client.responses.create(**body)
+        assert (named.output_text, named.usage) == (whole.output_text, whole.usage)
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "custom", "name": "code"},
+        {
+            "type": "custom",
+            "name": "code",
+            "format": {"type": "grammar", "syntax": "regex", "definition": "[0-9]{2}"},
+        },
+    ],
+    ids=["text", "regex"],
+)
+def test_a_custom_tool_is_called_with_a_text(client: openai.OpenAI, tool: Any) -> None:
+    """The call and its output continue the conversation."""
+    choice: Any = {"type": "custom", "name": "code"}
+    fields = {**BODY, "tools": [tool], "tool_choice": choice, "max_output_tokens": 300}
+    response = client.responses.create(**fields)
+    [call] = response.output
+    assert isinstance(call, ResponseCustomToolCall)
+    if "format" in tool:
+        assert re.fullmatch("[0-9]{2}", call.input)
+    with client.responses.stream(**fields) as stream:
+        [streamed] = stream.get_final_response().output
+    assert isinstance(streamed, ResponseCustomToolCall)
+    assert streamed.input == call.input
+    output = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "12"}
+    history: Any = [{"role": "user", "content": BODY["input"]}, call.to_dict(), output]
+    answer = client.responses.create(**{**BODY, "input": history, "tools": [tool]})
+    assert answer.status == "completed"
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
@@ -218,6 +266,8 @@ def test_a_stored_response_is_continued_by_its_id(client: openai.OpenAI, *, stre
         ({"background": True, "input": []}, "input", "must not be empty"),
         ({"previous_response_id": 5}, "previous_response_id", "must be a string"),
         ({"previous_response_id": "resp_no"}, "previous_response_id", "No such response"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.id", "No such item: x"),
+        ({"input": [{"type": "item_reference"}]}, "input.0.id", "No such item: None"),
     ],
 )
 def test_a_response_that_cannot_be_stored_or_continued_is_refused(

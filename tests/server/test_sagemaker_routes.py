@@ -25,6 +25,7 @@ from tidemill.server import sagemaker_routes
         ({"input": "a", "questions": []}, "/v1/decisions"),
         ({"state": None, "questions": {}, "instructions": "a"}, "/v1/systemone"),
         ({"input": "a", "max_output_tokens": 5}, "/v1/responses"),
+        ({"input": "a", "instructions": "b"}, "/v1/responses"),
         ({"query": "a", "documents": []}, "/v1/rerank"),
         ({"texts": ["a"]}, "/v2/embed"),
         ({"inputs": []}, "/v2/embed"),

@@ -15,10 +15,10 @@ from tidemill.protocol.decisions.openai_body import (
 )
 from tidemill.protocol.decisions.systemone_body import SystemOneRequest, systemone_body
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.requests import read_body
 from tidemill.protocol.routes import DECISIONS, SYSTEM_ONE, Route
 
 from ..endpoint import FollowUps, RequestMetadata
+from ..image_inputs import request_with_images
 from .chat_reader import ChatDecision, ChatReader
 from .reader import DecisionReader, PreparedDecision
 
@@ -48,7 +48,7 @@ class _DecisionEndpoint:
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> PreparedDecision:
         """Return the requests that the reader needs."""
-        decision = read_body(self.kind, body)
+        decision = request_with_images(self.kind, body)
         reader: DecisionReader = self._reader
         if decision.decide_by == "chat":
             if self._chat is None:

@@ -22,7 +22,6 @@ from tidemill.protocol.decisions.questions import Answer, Decision, Image, Part,
 from tidemill.protocol.decisions.systemone_body import SystemOneRequest
 from tidemill.protocol.errors import InternalError
 from tidemill.protocol.fetched_urls import has_decision_images
-from tidemill.protocol.requests import read_body
 
 from ...parsers.registry import ParserSet
 from ...scheduling.sequence import Sampling, SequenceRequest, SequenceResult
@@ -79,7 +78,7 @@ class NextTokenReader:
         """Return the fetch of a body's images; None for a body without images."""
         if not has_decision_images(body):
             return None
-        return self._images.fetched(body, lambda body: _placed_urls(read_body(kind, body)))
+        return self._images.fetched(body, kind, _placed_urls)
 
     def prepare(
         self, decision: Decision, param: str, metadata: RequestMetadata, body: Mapping[str, Any]

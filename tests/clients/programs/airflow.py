@@ -1,4 +1,4 @@
-"""Upload by `OpenAIHook`, run by `OpenAITriggerBatchOperator`, download of the rows.
+"""A batch by `OpenAIHook` and `OpenAITriggerBatchOperator`.
 
 Package: apache-airflow-providers-openai
 Point: `AIRFLOW_CONN_OPENAI_DEFAULT={"conn_type": "openai", "host": URL, "password": KEY}`

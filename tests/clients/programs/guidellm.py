@@ -1,4 +1,4 @@
-"""A benchmark of ten streamed chats, four at a time, and its report.
+"""A benchmark of ten streamed chats.
 
 Package: guidellm
 Point: `guidellm run --backend kind=openai_http,target=http://127.0.0.1:8000,model=NAME …`

@@ -1,4 +1,4 @@
-"""A pydantic model from a chat, by a tool call and by a JSON schema.
+"""A pydantic model by a tool call and by a JSON schema.
 
 Package: instructor
 Point: `instructor.from_openai(OpenAI(base_url=URL, api_key=KEY))`

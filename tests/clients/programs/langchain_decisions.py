@@ -1,4 +1,4 @@
-"""Decisions by `OpenAIDecisions`: a predicate, a choice with a boolean, and a score.
+"""Decisions by `OpenAIDecisions`.
 
 Package: langchain-openai
 Point: `OpenAIDecisions(base_url=URL, api_key=KEY, model=NAME)`

@@ -1,4 +1,4 @@
-"""A batch: upload, run and download of the rows.
+"""A batch.
 
 Package: litellm
 Point: `litellm.create_batch(custom_llm_provider="openai", api_base=URL, api_key=KEY, …)`

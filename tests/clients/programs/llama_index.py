@@ -1,4 +1,4 @@
-"""A chat and a completion, whole and streamed, and embeddings, by `OpenAILike`.
+"""Chats, completions and embeddings by `OpenAILike`.
 
 Package: llama-index-llms-openai
 Point: `OpenAILike(model=NAME, api_base=URL, api_key=KEY, is_chat_model=True)`

@@ -1,4 +1,4 @@
-"""Columns mapped, filtered and extracted by its semantic operators.
+"""Its semantic operators.
 
 Package: lotus-ai
 Point: `lotus.settings.configure(lm=LM("openai/NAME", api_base=URL, api_key=KEY))`

@@ -1,4 +1,4 @@
-"""Questions answered by `OpenAIClient` and, in parallel, by `AsyncOpenAIClient`.
+"""Questions by `OpenAIClient` and `AsyncOpenAIClient`.
 
 Package: nemo-curator
 Point: `AsyncOpenAIClient(base_url=URL, api_key=KEY)`

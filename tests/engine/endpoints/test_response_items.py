@@ -134,6 +134,28 @@ def test_a_stream_in_pieces_of_any_size_has_the_whole_response(
     assert events[-1]["response"] == whole
 
 
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ('{"input": "a\\n\\"b\\""}', 'a\n"b"'),
+        ('{"city": 5}', '{"city": 5}'),
+        ('{"input": "\\ud800"}', '{"input": "\\ud800"}'),
+    ],
+    ids=["text", "others", "surrogate"],
+)
+def test_a_call_of_a_custom_tool_has_its_input(written: str, text: str) -> None:
+    """Arguments that are not a text in UTF-8 are the input themselves."""
+    tools = [{"type": "custom", "name": "weather"}]
+    whole, events = whole_and_events(HERMES, CALL.replace(PARIS, written), {"tools": tools})
+    [item] = whole["output"]
+    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "weather", text)
+    assert events[-1]["response"] == whole
+    named = {event["type"].removeprefix("response."): event for event in events}
+    assert named["custom_tool_call_input.delta"]["delta"] == text
+    assert named["custom_tool_call_input.done"]["input"] == text
+    assert named["output_item.added"]["item"]["input"] == ""
+
+
 def test_a_truncated_response_has_a_warning_and_an_incomplete_item() -> None:
     """A call that is cut off stays text, as in a chat."""
     size = len(ToolScene(CALL).generator.token_ids) - 20

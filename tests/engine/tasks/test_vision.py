@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pydantic import BaseModel
 
 from tests.engine.tasks.pooled import Serve, serving
 from tests.engine.vision_models import (
@@ -26,10 +27,12 @@ from tests.engine.vision_models import (
     save_with_vocabulary,
 )
 from tidemill.engine.config import ImageLimits
+from tidemill.engine.endpoints import chat, image_inputs
 from tidemill.engine.endpoints.dispatcher import Dispatcher
 from tidemill.net.fetch import ByteBudget, Fetcher, FetchFailed
 from tidemill.protocol.contract import Reply, StreamedReply
 from tidemill.protocol.fetched_urls import fetched_urls
+from tidemill.protocol.requests import read_body
 
 KINDS = ["gemma3", "qwen2_5_vl"]
 URL = "/v1/chat/completions"
@@ -271,6 +274,29 @@ async def test_each_image_is_fetched_once(judge: Judge, served: Dispatcher, host
     assert sorted(host.urls) == [f"{PLACE}a.png", f"{PLACE}b.png"]
     assert (await refused(served, part, top_p=5))[0] == "top_p"
     assert len(host.urls) == 2
+
+
+@pytest.mark.parametrize("url", [URL, "/v1/responses"])
+async def test_a_body_with_images_is_parsed_once(
+    url: str, served: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its fetch hands the request on; a field of the body's cannot replace it."""
+    parsed = []
+
+    def counted(kind: type[BaseModel], body: dict[str, Any]) -> BaseModel:
+        parsed.append(kind)
+        return read_body(kind, body)
+
+    for module in (chat, image_inputs):
+        monkeypatch.setattr(module, "read_body", counted)
+    image = inline(encoded(picture(80, 60)))
+    item = {"role": "user", "content": [{"type": "input_image", "image_url": image}]}
+    field = {"messages": user(image_part(image))} if url == URL else {"input": [item]}
+    limit = {"max_tokens": 4} if url == URL else {"max_output_tokens": 4}
+    body = {**field, **limit, "temperature": 0, "fetched_images": {"a": "b"}}
+    reply = await served.respond(url, body, "req_1", 0)
+    assert reply.status_code == 200
+    assert len(parsed) == 1
 
 
 async def test_fetched_images_are_the_listed_urls(served: Dispatcher, host: Host) -> None:

@@ -71,6 +71,7 @@ def runs(tmp_path: Path) -> Runs:
         (CHAT, {**GREEDY, "model": NAME}),
         (CHAT, {**SAMPLED, "seed": 7, "n": 2}),
         ("/chat/completions", GREEDY),
+        ("/v1/responses", {"input": [{"role": "user", "content": "a"}], "temperature": 0}),
         (COMPLETIONS, {"prompt": ["a", "b"], "temperature": 0}),
         ("/v1/generative_scoring", {"query": "a", "items": ["b"], "label_token_ids": [1]}),
         (
@@ -285,11 +286,12 @@ def test_real_samples_and_tables_are_reused(
     source.write_text(
         request_lines(CHAT, *[body] * 6, {**body, "temperature": 0})
         + request_lines(COMPLETIONS, {"prompt": "The", "temperature": 0, "max_tokens": 3})
+        + request_lines("/v1/responses", {"input": "A", "temperature": 0, "max_output_tokens": 3})
     )
     table.write_text("q\nWhat is the capital of France?\nWhat is the capital of Spain?\n")
     kept = ["--reuse", str(tmp_path / "kept"), "--reuse-sampled", "--no-card"]
     prompt = ["--prompt", "{{ q }}", "--temperature", "0", "--max-tokens", "8"]
-    for given, num_rows, suffix in (([str(source)], 8, "jsonl"), ([str(table), *prompt], 2, "csv")):
+    for given, num_rows, suffix in (([str(source)], 9, "jsonl"), ([str(table), *prompt], 2, "csv")):
         outs = [tmp_path / f"{number}.{suffix}" for number in range(2)]
         for out in outs:
             capsys.readouterr()

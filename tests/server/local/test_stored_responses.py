@@ -21,7 +21,13 @@ from tidemill.server.app import make_app, make_context
 from tidemill.server.context import ServerContext
 from tidemill.server.local import response_routes
 from tidemill.server.local.response_routes import ResponseRoutes
-from tidemill.server.local.responses import STORED_SECONDS, StoredResponse
+from tidemill.server.local.responses import (
+    MAX_LINKED,
+    STORED_SECONDS,
+    ResponseTable,
+    StoredResponse,
+    input_items,
+)
 from tidemill.server.local.store import Store, open_store
 from tidemill.server.settings import ServerSettings
 
@@ -240,6 +246,68 @@ async def test_input_items_are_listed_in_pages(tmp_path: Path) -> None:
         assert first["content"] == [{"type": "input_text", "text": "0"}]
         unknown = await site.client.get(f"{URL}/{name}/input_items?after=x")
         assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "after")
+
+
+def turn(table: ResponseTable, number: int, text: str = "Hi") -> str:
+    """Store the next turn of a conversation, and return its ID."""
+    previous = str(number - 1) if number else None
+    found = table.conversation(str(number - 1))
+    earlier = [] if found is None else [*input_items(found.request), *found.response["output"]]
+    response = {
+        "id": str(number),
+        "created_at": number,
+        "status": "completed",
+        "output": [{"role": "assistant", "content": f"{text}!"}],
+        "previous_response_id": previous,
+    }
+    table.put(StoredResponse({"input": text}, response), earlier)
+    return str(number)
+
+
+def test_a_turn_is_stored_without_the_turns_before_it(tmp_path: Path) -> None:
+    """The whole conversation is stored again after many turns only, so reading it is bounded."""
+    with open_store(tmp_path) as store:
+        for number in range(2 * MAX_LINKED + 1):
+            turn(store.responses, number, str(number))
+        sizes = store.database.read("SELECT length(request) FROM turns ORDER BY created")
+        assert [i for i, (size,) in enumerate(sizes) if size > 20] == [MAX_LINKED, 2 * MAX_LINKED]
+        last = store.responses.conversation(str(2 * MAX_LINKED))
+        assert last is not None
+        texts = [item["content"] for item in last.request["input"]]
+        assert texts[:4] == ["0", "0!", "1", "1!"]
+        assert texts[-2:] == [f"{2 * MAX_LINKED - 1}!", f"{2 * MAX_LINKED}"]
+        assert len(texts) == 4 * MAX_LINKED + 1
+
+
+@pytest.mark.parametrize("expires", [False, True])
+def test_a_deleted_turn_stays_while_a_later_one_needs_it(tmp_path: Path, *, expires: bool) -> None:
+    """It cannot be read or continued any more, and goes with the last turn that continued it."""
+    with open_store(tmp_path) as store:
+        table = store.responses
+        for number in range(3):
+            turn(table, number)
+        if expires:
+            table.delete_expired(STORED_SECONDS + 2)
+        else:
+            table.delete("0")
+            table.delete("1")
+        assert table.get("0") is None
+        assert table.conversation("1") is None
+        last = table.conversation("2")
+        assert last is not None
+        assert len(last.request["input"]) == 5
+        table.delete("2")
+        assert store.database.read("SELECT id FROM turns") == []
+
+
+def test_a_turn_whose_previous_one_is_deleted_meanwhile_has_all_items(tmp_path: Path) -> None:
+    """Nothing of the conversation is lost."""
+    with open_store(tmp_path) as store:
+        response = {"id": "b", "created_at": 1, "status": "queued", "previous_response_id": "a"}
+        store.responses.put(StoredResponse({"input": "Hi"}, response), [{"role": "user"}])
+        found = store.responses.get("b")
+        assert found is not None
+        assert found.request["input"] == [{"role": "user"}, {"role": "user", "content": "Hi"}]
 
 
 async def test_old_responses_are_deleted_and_the_database_is_private(tmp_path: Path) -> None:
