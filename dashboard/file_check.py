@@ -29,6 +29,8 @@ def check_file(start: FileStart, options: CheckOptions) -> FileCheck:
                 return FileCheck(kind=TABLE_KINDS[form], is_table=True)
             return check_binary(start, form, options)
         text = TextStart.of(start)
+        if form == "jsonl" and options.recipe is None and detect_format(start.head).vendor:
+            form = None
         if form is None or (form != "jsonl" and _is_named_or_has_requests(start, text.data)):
             return check_requests(detect_format(start.head), text, options)
         if not options.runs_tables:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tidemill.batch.file.formats import FileFormat, gunzip
+from tidemill.batch.file.formats import FileFormat, as_requests, gunzip
 from tidemill.batch.file.json_array import elements_as_lines
 from tidemill.batch.file.lines import BOM, JSON_WHITE_SPACE, read_lines
 from tidemill.batch.table.errors import TableError
@@ -76,9 +76,9 @@ class TextStart:
 def check_requests(form: FileFormat, text: TextStart, options: CheckOptions) -> FileCheck:
     """Return the check of requests."""
     lines = text.lines(is_array=form.is_array)
-    raw = read_lines(io.BytesIO(lines))
+    raw = read_lines(io.BytesIO(b"".join(as_requests(form, iter((lines,))))))
     check = FileCheck(
-        kind=f"{'JSON array' if form.is_array else 'JSONL'} of requests",
+        kind=f"{'JSON array' if form.is_array else 'JSONL'} of {form.contents}",
         cut="array" if form.is_array else "lines",
         unit=form.unit,
     )

@@ -1,8 +1,9 @@
 """File formats: detects one by a file's first bytes, and decodes its requests to plain JSONL.
 
-Supported are JSONL, one JSON array of requests, and either of them compressed with gzip. Other
-files are refused with a sentence that says what the file is and what to do. Memory stays bounded
-for any file: chunks of bytes go in, and chunks of bytes come out.
+Supported are JSONL, one JSON array of requests, and either of them compressed with gzip. Requests
+may be in other vendors' forms (`vendor_lines`). Other files are refused with a sentence that says
+what the file is and what to do. Memory stays bounded for any file: chunks of bytes go in, and
+chunks of bytes come out.
 """
 
 from __future__ import annotations
@@ -12,19 +13,29 @@ import io
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Literal, Protocol
 
+from pydantic_core import from_json
+
 from ..column_spelling import expression_of
 from .json_array import elements_as_lines
-from .lines import BOM, JSON_WHITE_SPACE, BytesByLine, FormatError, check_line_length
+from .lines import BOM, JSON_WHITE_SPACE, BytesByLine, FormatError, Vendor, check_line_length
 
 # The number of bytes that `detect_format` needs, or the whole of a shorter file.
 HEAD_BYTES = 2**16
 
 _REQUEST_NAMES = (b'"custom_id"', b'"body"')
+_CONTENTS: dict[Vendor | None, str] = {
+    None: "requests",
+    "anthropic": "Anthropic requests",
+    "bedrock": "Bedrock records",
+    "gemini": "Gemini requests",
+    "no_url": "requests without `url`",
+    "chats": "chats",
+}
 
 _GZIP = b"\x1f\x8b"
 _GZIP_WINDOW = 31  # zlib's code for a gzip header and the largest window
@@ -83,18 +94,26 @@ class FileFormat:
 
     A recipe (`batch.table`) renders the requests of a table. `suspicion` describes the file's
     apparent format with advice; it becomes the error if no line is a request, and never alone
-    rejects a file.
+    rejects a file. `vendor` is the form of the first line, and `url` the endpoint of requests that
+    name none.
     """
 
     is_gzip: bool = False
     is_array: bool = False
     suspicion: str | None = None
     is_table: bool = False
+    vendor: Vendor | None = None
+    url: str | None = None
 
     @property
     def is_plain(self) -> bool:
         """Say whether the file is already plain JSONL."""
-        return not (self.is_gzip or self.is_array or self.is_table)
+        return not (self.is_gzip or self.is_array or self.is_table or self.vendor)
+
+    @property
+    def contents(self) -> str:
+        """Return what its lines are."""
+        return _CONTENTS[self.vendor]
 
     @property
     def suffix(self) -> str:
@@ -115,24 +134,25 @@ def begins_with_request(text: bytes) -> bool:
     return line.startswith(b"{") and any(name in line for name in _REQUEST_NAMES)
 
 
-def detect_format(head: bytes) -> FileFormat:
+def detect_format(head: bytes, url: str | None = None) -> FileFormat:
     """Return the format of a file that begins with `head`, of up to `HEAD_BYTES`.
 
-    Raises FormatError for an unsupported format.
+    `url` is the endpoint of requests that name none. Raises FormatError for an unsupported format.
     """
     if not head.startswith(_GZIP):
-        return _detect_text_format(head)
+        form = _detect_text_format(head)
+        return form if form.vendor is None else replace(form, url=url)
     inner = next(filter(None, gunzip((head,), is_whole=False)), b"")[:HEAD_BYTES]
     if inner.startswith(_GZIP):
         raise FormatError("The file is compressed with gzip twice: decompress it once.")
     form = _detect_text_format(inner)
-    return FileFormat(is_gzip=True, is_array=form.is_array, suspicion=form.suspicion)
+    return replace(form, is_gzip=True, url=None if form.vendor is None else url)
 
 
-def detect_file(file: BinaryFile) -> FileFormat:
-    """Return the format of an open file; raises FormatError for an unsupported one."""
+def detect_file(file: BinaryFile, url: str | None = None) -> FileFormat:
+    """Return the format of an open file, as `detect_format`."""
     file.seek(0)
-    return detect_format(file.read(HEAD_BYTES))
+    return detect_format(file.read(HEAD_BYTES), url)
 
 
 def detect_compression(head: bytes) -> tuple[Callable[[BinaryFile], BinaryFile], bytes]:
@@ -167,8 +187,30 @@ def _detect_text_format(head: bytes) -> FileFormat:
     _refuse_signatures(head)
     text = head.removeprefix(BOM).strip(JSON_WHITE_SPACE)
     if is_array_of_objects(text):
-        return FileFormat(is_array=True)
-    return FileFormat(suspicion=_suspicion(text))
+        return FileFormat(is_array=True, vendor=_vendor_of(text))
+    return FileFormat(suspicion=_suspicion(text), vendor=_vendor_of(text.split(b"\n", 1)[0]))
+
+
+def _vendor_of(text: bytes) -> Vendor | None:
+    """Return the vendor of a text's first object, which may be truncated; None for OpenAI."""
+    try:
+        first = from_json(text, allow_partial=True)
+    except ValueError:
+        return None
+    if isinstance(first, list) and first:
+        first = first[0]
+    if not isinstance(first, dict) or "url" in first:
+        return None
+    request = first.get("request")
+    if "modelInput" in first:
+        return "bedrock"
+    if isinstance(request, dict) and ("key" in first or "contents" in request):
+        return "gemini"
+    if isinstance(first.get("params"), dict) and "body" not in first:
+        return "anthropic"
+    if isinstance(first.get("body"), dict):
+        return "no_url"
+    return "chats" if isinstance(first.get("messages"), list) else None
 
 
 def is_array_of_objects(text: bytes) -> bool:
@@ -246,7 +288,16 @@ def as_lines(form: FileFormat, pieces: Iterable[bytes]) -> Iterator[bytes]:
     """
     if form.is_gzip:
         pieces = gunzip(pieces)
-    return elements_as_lines(pieces) if form.is_array else _bounded(pieces)
+    return as_requests(form, elements_as_lines(pieces) if form.is_array else _bounded(pieces))
+
+
+def as_requests(form: FileFormat, lines: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield JSONL of a vendor's requests as OpenAI's."""
+    if form.vendor is None:
+        return lines
+    from .vendor_lines import request_lines  # late: most files have OpenAI's form
+
+    return request_lines(form.vendor, lines, form.url)
 
 
 class BinaryFile(BytesByLine, Protocol):

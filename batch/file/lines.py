@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from pydantic_core import from_json
 
@@ -29,7 +29,10 @@ EXAMPLE_LINE = (
 
 INVALID_CELL = "invalid_cell"
 ROW_ERROR = "row_error"
-"""Field of the line of a table row that gives no request: an object of `message` and `column`."""
+"""Field of a line that gives no request: an object of `message`, `column` and perhaps `code`."""
+
+Vendor = Literal["anthropic", "bedrock", "gemini", "no_url", "chats"]
+"""Forms of lines other than OpenAI's; `no_url` lines are OpenAI's without `url`."""
 
 BOM = b"\xef\xbb\xbf"
 JSON_WHITE_SPACE = b" \t\r\n"
@@ -264,7 +267,7 @@ def _check_fields(raw: RawLine, fields: dict[str, Any]) -> None:
         raise LineError(
             str(row_error.get("message")),
             line=raw.number,
-            code=INVALID_CELL,
+            code=str(row_error.get("code", INVALID_CELL)),
             param=row_error.get("column"),
             custom_id=known_id,
         )
@@ -274,7 +277,7 @@ def _check_fields(raw: RawLine, fields: dict[str, Any]) -> None:
     method = fields.get("method", METHOD)
     if not isinstance(method, str):
         raise LineError(
-            f"`method` must be a string, not {_name_of(method)}",
+            f"`method` must be a string, not {name_of_type(method)}",
             line=raw.number,
             code=INVALID_METHOD,
             param="method",
@@ -299,7 +302,7 @@ def _parse_object(raw: RawLine, *, in_slices: bool) -> dict[str, Any]:
         raise LineError(_why_not_json(raw.data, str(exc)), line=raw.number) from exc
     if not isinstance(value, dict):
         raise LineError(
-            f"not a JSON object but {_name_of(value)}: write one object per line, with "
+            f"not a JSON object but {name_of_type(value)}: write one object per line, with "
             "`custom_id`, `url` and `body`",
             line=raw.number,
         )
@@ -313,12 +316,13 @@ def _bad_field(
     if value is None:
         message = f"`{name}` is required and must be {kind}"
     else:
-        message = f"`{name}` must be {kind}, not {_name_of(value)}"
+        message = f"`{name}` must be {kind}, not {name_of_type(value)}"
     code = "invalid_url" if name == "url" and value is not None else "missing_required_parameter"
     return LineError(message, line=number, code=code, param=name, custom_id=custom_id)
 
 
-def _name_of(value: object) -> str:
+def name_of_type(value: object) -> str:
+    """Return the name of a JSON value's type, with its article."""
     return _JSON_TYPES.get(type(value), "null")
 
 

@@ -229,12 +229,13 @@ def _sentences(report: FileReport, *, has_server: bool, has_warning: bool) -> li
     tokens = f"about {amount(report.input_tokens, 'token')} in"
     if report.writes and report.output_tokens:
         tokens += f", at most {report.output_tokens:,} out"
+    contents = f" of {report.form.contents}" if report.form.vendor else ""
     is_faulty = has_warning or report.failing.count or report.unknown.found or report.num_uncompiled
     unlimited = (
         f", {report.num_unlimited:,} requests without a limit" if report.num_unlimited else ""
     )
     return [
-        f"{amount(report.num_lines, unit)}, {amount(report.num_bytes, 'byte')}",
+        f"{amount(report.num_lines, unit)}{contents}, {amount(report.num_bytes, 'byte')}",
         *(f"{name}: {amount(count, unit)}" for name, count in sorted(report.endpoints.items())),
         *(
             f"model {without_control_chars(name) or '(none named)'}: {amount(count, unit)}"

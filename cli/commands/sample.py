@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from tidemill.offline.arguments.argument_types import positive_int, seed_number
@@ -92,7 +93,7 @@ def command(arguments: argparse.Namespace) -> int:
             num_picked, num_all = sample_table(source, arguments.num_lines, arguments.seed, output)
             unit = "row"
         else:
-            form = detect_source(source)
+            form = replace(detect_source(source), vendor=None)  # copied as they are
             num_all, unit = count_lines(source, form), form.unit
             places = choose_sample(num_all, arguments.num_lines, arguments.seed)
             num_picked = len(places)

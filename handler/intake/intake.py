@@ -255,7 +255,9 @@ def _ensure_jsonl(lock: BatchLock, *, is_patient: bool) -> FileFormat:
         recipe = None
         if batch.options.table_recipe is not None or not begins_with_request(head):
             recipe = lock.aws.run(find_recipe(lock.deployment, batch, head, lock.now()))
-        form = detect_format(head) if recipe is None else FileFormat(is_table=True)
+        form = FileFormat(is_table=True)
+        if recipe is None:
+            form = detect_format(head, batch.endpoint)
         if form.is_plain:
             return form
         batch = _start_conversion(lock, form, recipe)

@@ -86,6 +86,17 @@ class RowFile:
 
         An incomplete last row, as of a running run, is skipped with a note.
         """
+        for place, fields in self._parsed():
+            yield place, self._row(place.number, fields)
+
+    def fields(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the fields of each row, as `rows` does."""
+        for place, fields in self._parsed():
+            self._row(place.number, fields)
+            assert isinstance(fields, dict)
+            yield fields
+
+    def _parsed(self) -> Iterator[tuple[RowPlace, object]]:
         self._file.seek(0)
         number = offset = 0
         while data := self._file.readline(_MAX_ROW_BYTES):
@@ -103,7 +114,7 @@ class RowFile:
                     raise
                 log(f"note: skipped row {number:,} of {self.name}, which is incomplete")
                 return
-            yield place, self._row(number, fields)
+            yield place, fields
 
     def parse(self, number: int, data: bytes) -> StoredRow:
         """Return the row of a line; raises BadInput for a line that is not a row."""

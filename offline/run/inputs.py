@@ -58,7 +58,10 @@ def _open_whole(options: RunOptions, stack: ExitStack, delays: tuple[float, ...]
             stack=stack,
         )
     source = open_source(options.input_file, tmp_dir=tmp_dir, delays=delays)
-    return InputFile.from_source(stack.enter_context(source), limit).unpack(tmp_dir, stack)
+    requests = InputFile.from_source(stack.enter_context(source), limit)
+    if requests.form.vendor is not None:
+        log(f"{requests.name} contains {requests.form.contents}")
+    return requests.unpack(tmp_dir, stack)
 
 
 def _lines_of(requests: InputFile) -> str:

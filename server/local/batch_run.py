@@ -14,6 +14,7 @@ from tidemill.batch.file.formats import HEAD_BYTES, detect_format, open_lines
 from tidemill.batch.file.lines import RawLine, read_lines
 from tidemill.batch.file.run_line import run_line
 from tidemill.batch.file.throughput import RateWindow
+from tidemill.batch.model import Batch
 from tidemill.batch.parts import FinishedRow
 from tidemill.protocol.contract import Responder, Usage
 from tidemill.protocol.in_flight import InFlightLimiter
@@ -27,16 +28,16 @@ _READ_LINES = 32
 
 
 class BatchRun:
-    """Runs one batch through the engine; every reply contains `created`."""
+    """Runs one batch through the engine; every reply contains the time of its creation."""
 
     def __init__(
-        self, path: Path, rows: Rows, engine: Responder, in_flight: InFlightLimiter, created: int
+        self, path: Path, rows: Rows, engine: Responder, in_flight: InFlightLimiter, batch: Batch
     ) -> None:
         self._path = path
         self._rows = rows
         self._engine = engine
         self._in_flight = in_flight
-        self._created = created
+        self._batch = batch
         self._unflushed: list[FinishedRow] = []
         self._unflushed_bytes = 0
         self._not_durable: dict[int, None] = {}  # lines, in their order
@@ -60,7 +61,7 @@ class BatchRun:
         try:
             # Closed on exit, even while a thread still reads from it.
             with self._path.open("rb") as file:
-                await self._run_lines(lines_without_row(file, self._rows))
+                await self._run_lines(lines_without_row(file, self._rows, self._batch.endpoint))
         except ExceptionGroup as exc:
             raise exc.exceptions[0] from None
 
@@ -120,7 +121,9 @@ class BatchRun:
         began_at = self._times[0] or round(time.time(), 3)
         self._times = (began_at, self._times[1])
         try:
-            answer = await run_line(raw, self._engine, created=self._created, with_expected=True)
+            answer = await run_line(
+                raw, self._engine, created=self._batch.created_at, with_expected=True
+            )
             if self.is_closed:
                 return
             usage = answer.usage or Usage()
@@ -147,11 +150,14 @@ def _held_bytes(raw: RawLine) -> int:
     return len(raw.data) + unfolded_bytes(raw.data)
 
 
-def lines_without_row(file: BinaryIO, rows: Rows) -> Iterator[RawLine]:
-    """Yield the lines of a file without a row, for a resumed batch; memory stays flat."""
+def lines_without_row(file: BinaryIO, rows: Rows, url: str) -> Iterator[RawLine]:
+    """Yield the lines of a file without a row, for a resumed batch; memory stays flat.
+
+    `url` is the endpoint of requests that name none.
+    """
     answered = rows.lines()
     next_answered = next(answered, None)
-    form = detect_format(file.read(HEAD_BYTES))
+    form = detect_format(file.read(HEAD_BYTES), url)
     for raw in read_lines(open_lines(form, file)):
         if raw.number == next_answered:
             next_answered = next(answered, None)

@@ -59,7 +59,7 @@ class InputLines:
         self, stored: StoredBatch, file: BinaryIO, wanted: Sequence[int]
     ) -> Iterator[RawLine]:
         """Yield the lines of a file that are wanted, and perhaps some between them."""
-        form = detect_file(file)
+        form = detect_file(file, stored.batch.endpoint)
         if not form.is_plain:
             yield from _until(read_lines(open_lines(form, file)), wanted[-1])
             return

@@ -28,7 +28,7 @@ def fill_expired(store: Store, batch: Batch) -> None:
     rows = store.rows_of(batch.id)
     rows.open()
     with store.input_path(batch.id).open("rb") as file:
-        lines = lines_without_row(file, rows)
+        lines = lines_without_row(file, rows, batch.endpoint)
         while some := list(islice(lines, _FILLED_AT_ONCE)):
             filled = [row_not_run(raw, EXPIRED) for raw in some]
             num_failures = sum(is_failure for _, is_failure in filled)

@@ -47,7 +47,7 @@ def make_input(store: Store, old: Batch, retry: Retry) -> File:
     if source is None:
         raise FileGone(old.input_file_id)
     with ExitStack() as stack, incoming_file(store.folder) as path:
-        lines = _lines(stack, store.folder.file(source.id))
+        lines = _lines(stack, store.folder.file(source.id), old.endpoint)
         files = [_rows(stack, store, kind.field(old, "file_id")) for kind in selection.kinds]
         with path.open("wb") as out:
             num_bytes = sum(out.write(piece) for piece in selection.select(lines, files))
@@ -139,7 +139,7 @@ def _write_merged(
     ]
     with ExitStack() as stack:
         outs = {kind: stack.enter_context(path.open("wb")) for kind, path in paths.items()}
-        lines = _lines(stack, store.folder.file(old.input_file_id))
+        lines = _lines(stack, store.folder.file(old.input_file_id), old.endpoint)
         rows = [[_rows(stack, store, each) for each in files] for files in runs]
         for raw, row in rows_of_lines(lines, rows, are_requests=have_only_requests(old)):
             if row:
@@ -154,12 +154,12 @@ def _write_merged(
     return counts
 
 
-def _lines(stack: ExitStack, path: Path) -> Iterator[RawLine]:
+def _lines(stack: ExitStack, path: Path, url: str) -> Iterator[RawLine]:
     try:
         file = stack.enter_context(path.open("rb"))
     except FileNotFoundError as exc:
         raise FileGone(path.name) from exc
-    return read_lines(open_lines(detect_file(file), file))
+    return read_lines(open_lines(detect_file(file, url), file))
 
 
 def _rows(stack: ExitStack, store: Store, file_id: str | None) -> Iterator[bytes]:

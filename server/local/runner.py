@@ -292,6 +292,7 @@ class Runner:
                     self._models,
                     batch.options,
                     check_stopped,
+                    url=batch.endpoint,
                 )
             except _Interrupted:
                 return
@@ -334,7 +335,7 @@ class Runner:
         rows = self._store.rows_of(batch.id)
         await asyncio.to_thread(rows.open)
         path = self._store.input_path(batch.id)
-        run = BatchRun(path, rows, self._responder, self._in_flight, batch.created_at)
+        run = BatchRun(path, rows, self._responder, self._in_flight, batch)
         running.run = run
         works: tuple[Callable[[], Coroutine[Any, Any, Any]], ...] = (
             running.stop.wait,

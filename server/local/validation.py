@@ -37,10 +37,13 @@ def check_file(
     models: Mapping[str, str],
     options: Options,
     checkpoint: Callable[[], None],
+    *,
+    url: str | None = None,
 ) -> CheckedFile:
     """Return the verdict on a file, its findings, and the index of its lines if it is plain.
 
-    `checkpoint` is called every few lines; its exceptions pass through.
+    `url` is the endpoint of requests that name none. `checkpoint` is called every few lines; its
+    exceptions pass through.
     """
     findings = Findings()
     with (
@@ -49,7 +52,7 @@ def check_file(
         DuplicateFinder(path.parent) as finder,
     ):
         try:
-            form = detect_format(file.read(HEAD_BYTES))
+            form = detect_format(file.read(HEAD_BYTES), url)
             checker = LineChecker(
                 findings,
                 models=models,

@@ -38,6 +38,7 @@ erase BATCH --yes
 sample in.jsonl -n 1
 diff rows.jsonl rows.jsonl
 view rows.jsonl
+convert rows.jsonl -i records.jsonl
 join joined.jsonl
 join joined.jsonl -i in.jsonl --force
 completion bash
@@ -98,6 +99,7 @@ def test_every_command_works_or_names_its_extras_in_one_sentence(shell: Shell) -
     batch_id = submitted(shell, "a", "b", fail=True)
     write_shard(shell.folder, Path(shell.file(request)).read_bytes())
     (shell.folder / "rows.jsonl").write_bytes(row_of(request))
+    (shell.folder / "records.jsonl").write_bytes(b'{"recordId": "a", "modelInput": {}}')
     (shell.folder / "reviews.csv").write_text("text\ngood\n", encoding="utf-8")
     ResultCache.open(shell.folder, Scope(b"model", "model")).close()
     working, incomplete = WORKING.strip().splitlines(), INCOMPLETE.strip().splitlines()

@@ -70,6 +70,28 @@ def test_requests_of_each_format(data: bytes, kind: str, cut: str) -> None:
     assert check.expected.output == pytest.approx(90_000, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ({"recordId": "a", "modelInput": {}}, "JSONL of Bedrock records"),
+        ({"custom_id": "a", "params": {}}, "JSONL of Anthropic requests"),
+        ({"key": "a", "request": {}}, "JSONL of Gemini requests"),
+        ({"custom_id": "a", "body": {}}, "JSONL of requests without `url`"),
+        ({}, "JSONL of chats"),
+    ],
+)
+def test_requests_of_other_vendors(line: dict[str, Any], kind: str) -> None:
+    """They need no recipe, and are shown as chats."""
+    body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    if "request" in line:
+        body = {"model": "m", "contents": [{"parts": [{"text": "Hi"}]}]}
+    given = {name: value if value == "a" else body for name, value in line.items()} or body
+    check = checked(b"\n".join([json.dumps(given).encode()] * 2).replace(b'"a"', b'"b"', 1))
+    assert (check.kind, check.errors, check.num_rows) == (kind, [], 2)
+    assert check.requests == [[("user", "Hi")]] * 2
+    assert check.can_start
+
+
 def test_a_file_without_a_last_newline_is_read_to_its_end() -> None:
     """Its rows are counted, and there is no trial of so few."""
     check = checked((line(1) + line(2)).rstrip())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import random
 import time
 from collections.abc import Callable
@@ -101,6 +102,23 @@ def test_a_file_of_the_api_may_have_any_form_too(mini: Cloud) -> None:
     assert (batch.status, batch.num_rows) == (Status.IN_PROGRESS, 3)
     assert batch.source.key == converted_key(batch.id)
     assert batch.input.key == drop.key
+
+
+def test_a_vendors_file_becomes_requests(mini: Cloud) -> None:
+    """Without a recipe, rows of chats are requests, too."""
+    body = {"model": "tidemill-demo", "messages": [{"role": "user", "content": "Hi"}]}
+    chat = b'{"custom_id":"%s","method":"POST","url":"/v1/chat/completions","body":%s}\n'
+    given = {
+        "input/bedrock.jsonl": {"recordId": "a", "modelInput": body},
+        "input/chats.jsonl": body,
+        "input/no_url.jsonl": {"custom_id": "a", "body": body},
+    }
+    for key, line in given.items():
+        batch = mini.ingest(mini.create(json.dumps(line).encode(), key))
+        assert (batch.status, batch.num_rows) == (Status.IN_PROGRESS, 1), batch.errors
+        custom_id = b"1" if line is body else b"a"
+        printed = json.dumps(body, separators=(",", ":")).encode()
+        assert content_of(mini, batch.source.key) == (chat % (custom_id, printed)).strip()
 
 
 def test_bad_elements_are_named_by_their_number(mini: Cloud) -> None:

@@ -120,6 +120,22 @@ async def test_other_file_formats_are_accepted(tmp_path: Path, form: str) -> Non
     assert stored.progress.expected == stored.batch.expected != NO_TOKENS
 
 
+async def test_another_vendors_file_is_read_and_retried(tmp_path: Path) -> None:
+    """Its requests without a URL have that of the batch, and its lines are shown as requests."""
+    body = {"model": MODEL, "say": "Hi", "messages": [], "status": 400}
+    lines = [{"custom_id": name, "body": {**body, "say": name}} for name in "ab"]
+    data = b"\n\n".join(json.dumps(line).encode() for line in lines)
+    async with serving(tmp_path) as local:
+        batch = await local.submit(data)
+        batch = await local.ended(batch["id"])
+        failed = await local.rows(batch["error_file_id"])
+        stored = local.store.batches.get(batch["id"])
+        assert stored is not None
+        shown = local.store.input_lines.read(stored, [3])
+    assert [row["custom_id"] for row in failed] == ["a", "b"]
+    assert json.loads(shown[3]) == {**lines[1], "method": "POST", "url": "/v1/chat/completions"}
+
+
 async def test_an_invalid_file_fails_with_all_of_its_errors(tmp_path: Path) -> None:
     """No line of it runs."""
     data = lines_of([{}, {"stream": True}, {"model": "other"}]) + b"no json\n"

@@ -1,0 +1,221 @@
+"""Lines of other vendors' batch files, and rows of chats, as lines of requests.
+
+Only the envelope is checked here. What a body contains is checked like that of any request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from pydantic_core import to_json
+
+from tidemill.protocol.json_bodies import load_json
+from tidemill.protocol.routes import (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    DECISIONS,
+    EMBEDDINGS,
+    RERANK,
+    RESPONSES,
+    SCORE,
+    TRANSCRIPTIONS,
+    TRANSLATIONS,
+)
+from tidemill.protocol.vendors.anthropic import chat_of_message
+from tidemill.protocol.vendors.gemini import chat_of_contents
+
+from .lines import (
+    BOM,
+    JSON_WHITE_SPACE,
+    MAX_LINE_BYTES,
+    METHOD,
+    ROW_ERROR,
+    RawLine,
+    Vendor,
+    name_of_type,
+)
+
+# A field that only bodies of an endpoint have, in the order of the search.
+_URLS_OF_FIELDS: Final = (
+    ("messages", (CHAT_COMPLETIONS,)),
+    ("prompt", (COMPLETIONS,)),
+    ("questions", (DECISIONS,)),
+    ("instructions", (RESPONSES,)),
+    ("max_output_tokens", (RESPONSES,)),
+    ("input", (EMBEDDINGS, RESPONSES)),
+    ("documents", (RERANK,)),
+    ("text_1", (SCORE,)),
+    ("file_url", (TRANSCRIPTIONS, TRANSLATIONS)),
+)
+_ANTHROPIC_FIELDS: Final = ("anthropic_version", "system", "stop_sequences", "thinking")
+_ID_NAMES: Final = ("custom_id", "id")
+
+
+class _Envelope(NamedTuple):
+    """Fields of a vendor's line: those of its ID and of its body."""
+
+    id: str
+    body: str
+    needs_id: bool = True
+
+
+ENVELOPES: Final[Mapping[Vendor, _Envelope]] = {
+    "anthropic": _Envelope("custom_id", "params"),
+    "bedrock": _Envelope("recordId", "modelInput", needs_id=False),
+    "gemini": _Envelope("key", "request", needs_id=False),
+    "no_url": _Envelope("custom_id", "body"),
+}
+
+
+def request_lines(vendor: Vendor, pieces: Iterable[bytes], url: str | None) -> Iterator[bytes]:
+    r"""Yield the lines of a vendor's file as requests, under the same numbers.
+
+    A piece without the end of a line gives an empty one. `url` is the endpoint of requests whose
+    body does not tell.
+    """
+    number, held, num_bytes = 1, list[bytes](), 0
+    for piece in pieces:
+        first, *others = piece.split(b"\n")
+        requests = []
+        for text in (first, *others[:-1]) if others else ():
+            num_bytes += len(text)
+            requests.append(_request_line(vendor, number, [*held, text], num_bytes, url) + b"\n")
+            number, held, num_bytes = number + 1, [], 0
+        rest = others[-1] if others else first
+        num_bytes += len(rest)
+        if num_bytes <= MAX_LINE_BYTES:
+            held.append(rest)
+        else:
+            held.clear()
+        yield b"".join(requests)
+    yield _request_line(vendor, number, held, num_bytes, url)
+
+
+def _request_line(
+    vendor: Vendor, number: int, texts: list[bytes], num_bytes: int, url: str | None
+) -> bytes:
+    if num_bytes > MAX_LINE_BYTES:
+        words = f"too long: {num_bytes:,} bytes, and the limit is {MAX_LINE_BYTES:,}"
+        return _error(None, f"{words}; split the request")
+    return request_line(vendor, RawLine(number, b"".join(texts)), url)
+
+
+def request_line(vendor: Vendor, raw: RawLine, url: str | None = None) -> bytes:
+    """Return a vendor's line as a request; a line that is not one gives the reason instead."""
+    data = raw.data.removeprefix(BOM)
+    if not data.strip(JSON_WHITE_SPACE):
+        return b""
+    try:
+        fields = load_json(data, cache_strings="keys")
+    except ValueError:
+        return data  # its error is that of any line
+    if not isinstance(fields, dict):
+        return data
+    try:
+        request = _request(vendor, fields, raw.number, url)
+        return to_json(request, inf_nan_mode="constants")
+    except _BadLineError as exc:
+        known_id = fields.get("custom_id" if vendor == "chats" else ENVELOPES[vendor].id)
+        return _error(known_id if isinstance(known_id, str) else None, str(exc), exc.param)
+
+
+class _BadLineError(Exception):
+    """A line that is not of its file's vendor; `param` is the field at fault."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def _request(
+    vendor: Vendor, fields: dict[str, Any], number: int, url: str | None
+) -> dict[str, Any]:
+    if vendor == "chats":
+        return _chat_row(fields, number)
+    envelope = ENVELOPES[vendor]
+    body, custom_id = fields.get(envelope.body), fields.get(envelope.id)
+    if not isinstance(body, dict):
+        raise _BadLineError(_words(envelope.body, body, "an object"), envelope.body)
+    if custom_id is None and not envelope.needs_id:
+        custom_id = str(number)
+    if not isinstance(custom_id, str):
+        raise _BadLineError(_words(envelope.id, custom_id, "a string"), envelope.id)
+    found, chat = _TRANSLATORS[vendor](body, url)
+    line = {"custom_id": custom_id, "method": METHOD, "url": found, "body": chat}
+    if vendor == "no_url":
+        line |= {name: fields[name] for name in ("url", "method") if name in fields}
+    return {name: value for name, value in line.items() if value is not None}
+
+
+def _chat_row(fields: dict[str, Any], number: int) -> dict[str, Any]:
+    if not isinstance(fields.get("messages"), list):
+        raise _BadLineError(_words("messages", fields.get("messages"), "an array"), "messages")
+    found = (fields.get(name) for name in _ID_NAMES)
+    custom_id = next((str(each) for each in found if isinstance(each, str | int)), str(number))
+    body = {name: value for name, value in fields.items() if name not in _ID_NAMES}
+    url = CHAT_COMPLETIONS.name
+    return {"custom_id": custom_id, "method": METHOD, "url": url, "body": body}
+
+
+def _words(name: str, value: object, kind: str) -> str:
+    if value is None:
+        return f"`{name}` is required and must be {kind}"
+    return f"`{name}` must be {kind}, not {name_of_type(value)}"
+
+
+def _of_params(body: dict[str, Any], _: str | None) -> tuple[str, dict[str, Any]]:
+    return CHAT_COMPLETIONS.name, chat_of_message(body)
+
+
+def _of_contents(body: dict[str, Any], _: str | None) -> tuple[str, dict[str, Any]]:
+    return CHAT_COMPLETIONS.name, chat_of_contents(body)
+
+
+def _of_model_input(body: dict[str, Any], _: str | None) -> tuple[str | None, dict[str, Any]]:
+    """Return the request of a `modelInput`: Anthropic's, or one with OpenAI's names."""
+    if is_anthropic(body):
+        return CHAT_COMPLETIONS.name, chat_of_message(body)
+    if isinstance(text := body.get("inputText"), str):
+        rest = {
+            name: value for name, value in body.items() if name not in {"inputText", "normalize"}
+        }
+        return EMBEDDINGS.name, {"input": text, **rest}
+    return url_of_body(body, CHAT_COMPLETIONS.name), body
+
+
+def _of_body(body: dict[str, Any], url: str | None) -> tuple[str | None, dict[str, Any]]:
+    return url_of_body(body, url), body
+
+
+_TRANSLATORS: Final[
+    Mapping[Vendor, Callable[[dict[str, Any], str | None], tuple[str | None, dict[str, Any]]]]
+] = {
+    "anthropic": _of_params,
+    "bedrock": _of_model_input,
+    "gemini": _of_contents,
+    "no_url": _of_body,
+}
+
+
+def is_anthropic(body: Mapping[str, Any]) -> bool:
+    """Return whether a `modelInput` is a request for Anthropic's Messages API."""
+    if any(name in body for name in _ANTHROPIC_FIELDS):
+        return True
+    tools = body.get("tools")
+    return isinstance(tools, list) and any(
+        isinstance(tool, dict) and "input_schema" in tool for tool in tools
+    )
+
+
+def url_of_body(body: Mapping[str, Any], url: str | None) -> str | None:
+    """Return the endpoint of a body by its fields; `url` decides among several, or without any."""
+    for name, routes in _URLS_OF_FIELDS:
+        if name in body:
+            return next((each.name for each in routes if each.matches(url or "")), routes[0].name)
+    return url
+
+
+def _error(custom_id: str | None, message: str, param: str | None = None) -> bytes:
+    error = {"message": message, "column": param, "code": "invalid_json_line"}
+    return to_json({"custom_id": custom_id, ROW_ERROR: error})

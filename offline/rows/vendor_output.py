@@ -1,0 +1,98 @@
+"""Rows of a run or a batch in the form of their input's vendor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import from_json, to_json
+
+from tidemill.batch.file.formats import open_lines
+from tidemill.batch.file.lines import BOM, FormatError, LineError, RawLine, parse_line, read_lines
+from tidemill.batch.file.rows import escape_separators
+from tidemill.batch.file.vendor_lines import request_line
+from tidemill.batch.file.vendor_rows import FORMS, vendor_row
+
+from ..console.errors import BadInput
+from ..files.new_file import NewFile
+from ..files.request_lines import detect_source, unreadable
+from ..files.row_file import RowFile, open_rows
+from ..files.source import Source
+
+
+def convert_rows(source: Source, names: Sequence[str], out: NewFile, tmp_dir: Path | None) -> int:
+    """Write the row of each line of an input in its vendor's form, and return their number.
+
+    Each of the files `names` has its rows in the order of the input. Raises BadInput for an input
+    in OpenAI's form, and unless the rows are exactly those of its lines.
+    """
+    form = detect_source(source)
+    vendor = form.vendor
+    if vendor not in FORMS:
+        raise BadInput(
+            f"{source.name} contains {form.contents}, whose rows have OpenAI's form: only rows of "
+            "Anthropic, Bedrock and Gemini requests are converted"
+        )
+    num_rows = 0
+    with ExitStack() as stack:
+        files = [stack.enter_context(open_rows(name, tmp_dir=tmp_dir)) for name in names]
+        cursors = [_Cursor(file) for file in files]
+        try:
+            for raw in read_lines(open_lines(replace(form, vendor=None), source.file)):
+                custom_id = _id_of(RawLine(raw.number, request_line(vendor, raw)))
+                cursor = next((each for each in cursors if each.is_at(custom_id)), None)
+                if cursor is None:
+                    raise BadInput(
+                        f"{form.unit} {raw.number:,} of {source.name} ({custom_id}) has no row in "
+                        f"{' or '.join(names)}, in the order of the input: finish the run, or give "
+                        "the errors file too"
+                    )
+                row = vendor_row(vendor, _fields_of(raw), cursor.pop())
+                out.write(escape_separators(to_json(row, inf_nan_mode="null")) + b"\n")
+                num_rows += 1
+        except FormatError as exc:
+            raise unreadable(source, exc) from exc
+    for cursor, name in zip(cursors, names, strict=True):
+        if cursor.row is not None:
+            raise BadInput(
+                f"{name} has a row ({cursor.row.get('custom_id')}) of no {form.unit} of "
+                f"{source.name}: give the input of these rows"
+            )
+    return num_rows
+
+
+class _Cursor:
+    """The next row of a file."""
+
+    def __init__(self, file: RowFile) -> None:
+        self._rows = file.fields()
+        self.row: Mapping[str, Any] | None = next(self._rows, None)
+
+    def is_at(self, custom_id: str | None) -> bool:
+        """Return whether the next row has this custom ID."""
+        return self.row is not None and self.row.get("custom_id") == custom_id
+
+    def pop(self) -> Mapping[str, Any]:
+        """Return the next row, and move to the one after it."""
+        row = self.row
+        assert row is not None
+        self.row = next(self._rows, None)
+        return row
+
+
+def _id_of(raw: RawLine) -> str | None:
+    try:
+        return parse_line(raw).custom_id
+    except LineError as exc:
+        return exc.custom_id
+
+
+def _fields_of(raw: RawLine) -> dict[str, Any]:
+    try:
+        fields = from_json(raw.data.removeprefix(BOM))
+    except ValueError:
+        return {}
+    return fields if isinstance(fields, dict) else {}

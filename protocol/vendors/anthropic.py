@@ -1,0 +1,164 @@
+"""Anthropic's Messages API: requests as chats.
+
+A part or field that has no counterpart stays as it is, so that the chat's validation names it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+_SAME: Final = (
+    *("model", "messages", "max_tokens", "temperature", "top_p", "top_k", "stream"),
+    *("system", "stop_sequences", "tools", "tool_choice", "thinking", "output_config"),
+)
+# Fields without an effect on the answer.
+_DROPPED: Final = (
+    *("metadata", "service_tier", "cache_control", "anthropic_version", "anthropic_beta"),
+    *("betas", "container", "context_management", "inference_geo", "output_format"),
+)
+_CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def chat_of_message(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the chat request of a request for a message."""
+    get = body.get
+    chat = {name: value for name, value in body.items() if name not in (*_SAME, *_DROPPED)}
+    chat |= {name: body[name] for name in _SAME[:7] if get(name) is not None}
+    messages = get("messages")
+    if isinstance(messages, list):
+        system = [] if get("system") in (None, "", []) else [_message("system", get("system"))]
+        chat["messages"] = system + [each for message in messages for each in _messages(message)]
+        if _is_prefix(messages[-1] if messages else None):
+            chat |= {"continue_final_message": True, "add_generation_prompt": False}
+    if get("stop_sequences"):
+        chat["stop"] = get("stop_sequences")
+    if isinstance(tools := get("tools"), list):
+        chat["tools"] = [*map(_tool, tools)]
+    elif tools is not None:
+        chat["tools"] = tools
+    if (choice := get("tool_choice")) is not None:
+        chat |= _tool_choice(choice)
+    return chat | _thinking(get("thinking")) | _output(body)
+
+
+def _messages(message: Any) -> Iterator[Any]:
+    """Yield the chat messages of a message: each tool result is one."""
+    role = message.get("role") if isinstance(message, dict) else None
+    content = message["content"] if role and "content" in message else None
+    if not isinstance(content, list):
+        yield message
+        return
+    if role == "assistant":
+        yield _assistant(content)
+        return
+    parts = []
+    for block in content:
+        if isinstance(block, dict) and block.get("type") == "tool_result":
+            result = _message("tool", block.get("content") or "")
+            yield {**result, "tool_call_id": block.get("tool_use_id")}
+        else:
+            parts.append(block)
+    if parts or not content:
+        yield _message(role, parts)
+
+
+def _assistant(content: list[Any]) -> dict[str, Any]:
+    parts, calls, thoughts = [], [], []
+    for block in content:
+        match block:
+            case {"type": "tool_use", "name": name}:
+                function = {"name": name, "arguments": json.dumps(block.get("input", {}))}
+                calls.append({"id": block.get("id"), "type": "function", "function": function})
+            case {"type": "thinking", "thinking": str(text)}:
+                thoughts.append(text)
+            case {"type": "redacted_thinking"}:
+                pass
+            case _:
+                parts.append(block)
+    message = _message("assistant", parts) if parts else {"role": "assistant", "content": None}
+    if not parts and not calls:
+        message["content"] = ""
+    calling = {"tool_calls": calls} if calls else {}
+    return message | calling | ({"reasoning": "\n".join(thoughts)} if thoughts else {})
+
+
+def _message(role: Any, content: Any) -> dict[str, Any]:
+    """Return a chat message; a single text is a string, which every template takes."""
+    if isinstance(content, list):
+        content = [*map(_part, content)]
+        if len(content) == 1 and isinstance(content[0], dict) and content[0].get("type") == "text":
+            content = content[0].get("text")
+    return {"role": role, "content": content}
+
+
+def _part(block: Any) -> Any:
+    match block:
+        case {"type": "text", "text": text}:
+            return {"type": "text", "text": text}
+        case {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}:
+            return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
+        case {"type": "image", "source": {"type": "url", "url": url}}:
+            return {"type": "image_url", "image_url": {"url": url}}
+        case {"type": "document", "source": {"type": "text", "data": text}}:
+            return {"type": "text", "text": text}
+    return block
+
+
+def _is_prefix(message: Any) -> bool:
+    """Return whether the answer continues a message, which is the assistant's and ends as text."""
+    match message:
+        case {"role": "assistant", "content": str(text)}:
+            return bool(text)
+        case {"role": "assistant", "content": [*_, {"type": "text"}]}:
+            return True
+    return False
+
+
+def _tool(tool: Any) -> Any:
+    if not isinstance(tool, dict) or tool.get("type") not in {None, "custom"}:
+        return tool
+    function = {name: tool[name] for name in ("name", "description", "strict") if name in tool}
+    if "input_schema" in tool:
+        function["parameters"] = tool["input_schema"]
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: Any) -> dict[str, Any]:
+    if not isinstance(choice, dict):
+        return {"tool_choice": choice}
+    chosen: Any = _CHOICES.get(str(choice.get("type")), choice)
+    if choice.get("type") == "tool":
+        chosen = {"type": "function", "function": {"name": choice.get("name")}}
+    parallel = choice.get("disable_parallel_tool_use")
+    return {"tool_choice": chosen} | ({"parallel_tool_calls": False} if parallel else {})
+
+
+def _thinking(thinking: Any) -> dict[str, Any]:
+    match thinking:
+        case None | {"type": "adaptive"}:
+            return {}
+        case {"type": "disabled"}:
+            return {"reasoning_effort": "none"}
+        case {"type": "enabled", "budget_tokens": budget}:
+            return {"thinking_token_budget": budget}
+    return {"thinking_token_budget": thinking}
+
+
+def _output(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the format and the effort of the output."""
+    config = body.get("output_config")
+    form = config.get("format") if isinstance(config, dict) else body.get("output_format")
+    output: dict[str, Any] = {}
+    match form:
+        case {"type": "json_schema", "schema": schema}:
+            named = {"name": "output", "schema": schema, "strict": True}
+            output["response_format"] = {"type": "json_schema", "json_schema": named}
+        case None:
+            pass
+        case _:
+            output["response_format"] = form
+    if isinstance(config, dict) and config.get("effort") is not None:
+        output["reasoning_effort"] = config["effort"]
+    return output

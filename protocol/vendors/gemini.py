@@ -1,0 +1,265 @@
+"""Gemini's `generateContent`: requests as chats, and answers of chats in its form.
+
+Names may be in camel case or snake case. A part or field that has no counterpart stays as it is, so
+that the chat's validation names it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from .anthropic_answers import arguments_of
+
+_PARAMETERS: Final = {
+    "temperature": "temperature",
+    "topP": "top_p",
+    "topK": "top_k",
+    "maxOutputTokens": "max_tokens",
+    "stopSequences": "stop",
+    "candidateCount": "n",
+    "seed": "seed",
+    "presencePenalty": "presence_penalty",
+    "frequencyPenalty": "frequency_penalty",
+    "responseLogprobs": "logprobs",
+    "logprobs": "top_logprobs",
+}
+# Fields that are read by name, and those without an effect on the answer.
+_READ: Final = ("contents", "systemInstruction", "generationConfig", "tools", "toolConfig")
+_DROPPED: Final = ("safetySettings", "labels", "store")
+_CONFIG_READ: Final = (
+    *("responseMimeType", "responseSchema", "responseJsonSchema", "thinkingConfig"),
+    "responseModalities",
+)
+_MODES: Final = {"AUTO": "auto", "ANY": "required", "NONE": "none"}
+_FINISH_REASONS: Final = {"length": "MAX_TOKENS", "content_filter": "SAFETY"}
+# The codes of gRPC.
+_CODES: Final = {400: 3, 401: 16, 403: 7, 404: 5, 429: 8, 503: 14}
+_INTERNAL: Final = 13
+_SNAKE: Final = re.compile(r"_([a-z])")
+
+
+def chat_of_contents(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the chat request of a request for contents."""
+    fields = _camel(request)
+    config = _camel(fields.get("generationConfig"))
+    chat = {name: value for name, value in fields.items() if name not in (*_READ, *_DROPPED)}
+    if isinstance(model := chat.get("model"), str):
+        chat["model"] = model.removeprefix("models/")
+    for name, value in config.items():
+        if name not in _CONFIG_READ:
+            chat[_PARAMETERS.get(name, name)] = value
+    chat |= _output(config)
+    contents = fields.get("contents")
+    if not isinstance(contents, list):
+        contents = [{"parts": [{"text": contents}]}] if isinstance(contents, str) else contents
+    chat["messages"] = _all_messages(fields.get("systemInstruction"), contents)
+    tools = fields.get("tools")
+    if isinstance(tools, list):
+        chat["tools"] = [each for tool in tools for each in _tools(tool)]
+    return chat | _tool_choice(
+        _camel(_camel(fields.get("toolConfig")).get("functionCallingConfig"))
+    )
+
+
+def contents_of_chat(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the response with the candidates of a chat completion."""
+    usage = body.get("usage") or {}
+    thoughts = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
+    counts = {
+        "promptTokenCount": usage.get("prompt_tokens", 0),
+        "candidatesTokenCount": usage.get("completion_tokens", 0) - thoughts,
+        "totalTokenCount": usage.get("total_tokens", 0),
+    }
+    return {
+        "candidates": [
+            {
+                "content": {"parts": _answer_parts(choice["message"]), "role": "model"},
+                "finishReason": _FINISH_REASONS.get(choice["finish_reason"], "STOP"),
+                "index": choice["index"],
+            }
+            for choice in body["choices"]
+        ],
+        "usageMetadata": counts | ({"thoughtsTokenCount": thoughts} if thoughts else {}),
+        "modelVersion": body["model"],
+        "responseId": body["id"],
+    }
+
+
+def contents_error(status_code: int, message: str) -> dict[str, Any]:
+    """Return an error in Gemini's form."""
+    return {
+        "code": _CODES.get(status_code, 3 if status_code < 500 else _INTERNAL),
+        "message": message,
+    }
+
+
+def _camel(value: Any) -> dict[str, Any]:
+    """Return an object with names in camel case; an empty one for another value."""
+    if not isinstance(value, Mapping):
+        return {}
+    return {_SNAKE.sub(lambda match: match[1].upper(), name): each for name, each in value.items()}
+
+
+def _all_messages(system: Any, contents: Any) -> Any:
+    if not isinstance(contents, list):
+        return contents
+    messages = [*_messages(_camel(system) | {"role": "system"}, {})] if system else []
+    call_ids: dict[str, list[str]] = {}
+    for content in contents:
+        messages += _messages(content, call_ids)
+    return messages
+
+
+def _messages(content: Any, call_ids: dict[str, list[str]]) -> Iterator[Any]:
+    """Yield the chat messages of a content: each function response is one.
+
+    `call_ids` are those of calls without a response, by function.
+    """
+    parts = content.get("parts") if isinstance(content, dict) else None
+    parts = [parts] if isinstance(parts, dict | str) else parts
+    if not isinstance(parts, list):
+        yield content
+        return
+    message = _Message("assistant" if content.get("role") == "model" else content.get("role"))
+    for part in [_camel(part) or part for part in parts]:
+        match part:
+            case {"functionResponse": {"name": str(name)} as result}:
+                open_ids = call_ids.get(name) or [f"call_{name}"]
+                call_id = result.get("id") or open_ids.pop(0)
+                text = json.dumps(result.get("response") or {}, ensure_ascii=False)
+                yield {"role": "tool", "tool_call_id": call_id, "content": text}
+            case {"functionCall": {"name": str(name)} as call}:
+                call_id = call.get("id") or f"call_{sum(map(len, call_ids.values()))}"
+                call_ids.setdefault(name, []).append(call_id)
+                function = {"name": name, "arguments": json.dumps(call.get("args") or {})}
+                message.calls.append({"id": call_id, "type": "function", "function": function})
+            case {"thought": True, "text": str(text)}:
+                message.thoughts.append(text)
+            case _:
+                message.parts.append(_part(part))
+    yield from message.as_chat()
+
+
+class _Message:
+    """Parts of a chat message."""
+
+    def __init__(self, role: Any) -> None:
+        self._role = role or "user"
+        self.parts: list[Any] = []
+        self.calls: list[dict[str, Any]] = []
+        self.thoughts: list[str] = []
+
+    def as_chat(self) -> list[dict[str, Any]]:
+        """Return the message, unless it is empty; a single text is a string."""
+        if not (self.parts or self.calls or self.thoughts):
+            return []
+        content: Any = self.parts or None
+        if len(self.parts) == 1 and isinstance(self.parts[0], dict):
+            content = self.parts[0].get("text", content)
+        message = {"role": self._role, "content": content}
+        if self.calls:
+            message["tool_calls"] = self.calls
+        if self.thoughts:
+            message["reasoning"] = "\n".join(self.thoughts)
+        return [message]
+
+
+def _part(part: Any) -> Any:
+    match part:
+        case str(text) | {"text": text}:
+            return {"type": "text", "text": text}
+        case {"inlineData": dict(data)}:
+            given = _camel(data)
+            url = f"data:{given.get('mimeType')};base64,{given.get('data')}"
+            return {"type": "image_url", "image_url": {"url": url}}
+        case {"fileData": dict(data)}:
+            return {"type": "image_url", "image_url": {"url": _camel(data).get("fileUri")}}
+    return part
+
+
+def _tools(tool: Any) -> Iterator[Any]:
+    declarations = _camel(tool).get("functionDeclarations")
+    if not isinstance(declarations, list):
+        yield tool
+        return
+    for declaration in declarations:
+        given = _camel(declaration)
+        function: dict[str, Any] = {
+            name: given[name] for name in ("name", "description") if name in given
+        }
+        if "parametersJsonSchema" in given:
+            function["parameters"] = given["parametersJsonSchema"]
+        elif "parameters" in given:
+            function["parameters"] = _json_schema(given["parameters"])
+        yield {"type": "function", "function": function}
+
+
+def _tool_choice(config: Mapping[str, Any]) -> dict[str, Any]:
+    if "mode" not in config:
+        return {}
+    mode, names = _MODES.get(config["mode"], config["mode"]), config.get("allowedFunctionNames")
+    if not isinstance(names, list) or not names:
+        return {"tool_choice": mode}
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    allowed = {"mode": mode, "tools": tools}
+    return {"tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}}
+
+
+def _output(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the format of the output, and the limit of its thoughts."""
+    output: dict[str, Any] = {}
+    schema = config.get("responseJsonSchema")
+    if schema is None and config.get("responseSchema") is not None:
+        schema = _json_schema(config["responseSchema"])
+    if schema is not None:
+        named = {"name": "response", "schema": schema, "strict": True}
+        output["response_format"] = {"type": "json_schema", "json_schema": named}
+    elif config.get("responseMimeType") == "application/json":
+        output["response_format"] = {"type": "json_object"}
+    budget = _camel(config.get("thinkingConfig")).get("thinkingBudget")
+    if budget == 0:
+        output["reasoning_effort"] = "none"
+    elif budget is not None:
+        output["thinking_token_budget"] = budget
+    return output
+
+
+def _json_schema(schema: Any) -> Any:
+    """Return the JSON schema of a schema in OpenAPI's form, whose types are in upper case."""
+    if isinstance(schema, list):
+        return [*map(_json_schema, schema)]
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in {"properties", "$defs", "defs"} and isinstance(value, dict):
+            found[name] = {key: _json_schema(each) for key, each in value.items()}
+        elif name in {"items", "anyOf", "any_of", "additionalProperties"}:
+            found["anyOf" if name == "any_of" else name] = _json_schema(value)
+        elif name == "type" and isinstance(value, str):
+            found["type"] = value.lower()
+        elif name not in {"nullable", "propertyOrdering", "property_ordering"}:
+            found[name] = value
+    if schema.get("nullable") is True and isinstance(found.get("type"), str):
+        found["type"] = [found["type"], "null"]
+        if "enum" in found:
+            found["enum"] = [*found["enum"], None]
+    return found
+
+
+def _answer_parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = []
+    if reasoning := message.get("reasoning"):
+        parts.append({"text": reasoning, "thought": True})
+    if text := message.get("content"):
+        parts.append({"text": text})
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        arguments = arguments_of(function["arguments"])
+        parts.append(
+            {"functionCall": {"id": call["id"], "name": function["name"], "args": arguments}}
+        )
+    return parts

@@ -1,0 +1,189 @@
+"""Lines of other vendors' files as requests."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from tidemill.batch.file.formats import HEAD_BYTES, as_lines, detect_format
+from tidemill.batch.file.lines import (
+    MAX_LINE_BYTES,
+    Line,
+    LineError,
+    RawLine,
+    Vendor,
+    parse_line,
+)
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+CONTENTS = {"contents": [{"parts": [{"text": "Hi"}]}]}
+URL = "/v1/chat/completions"
+FIRST_LINES: dict[Vendor, dict[str, Any]] = {
+    "anthropic": {"custom_id": "a", "params": {**CHAT, "max_tokens": 5}},
+    "bedrock": {"recordId": "a", "modelInput": {**CHAT, "max_tokens": 5}},
+    "gemini": {"key": "a", "request": {**CONTENTS, "generationConfig": {"maxOutputTokens": 5}}},
+    "no_url": {"custom_id": "a", "body": {**CHAT, "max_tokens": 5}},
+    "chats": {"id": "a", **CHAT, "max_tokens": 5},
+}
+
+
+def read(data: bytes, url: str | None = None, piece_bytes: int = 2**20) -> list[Line | LineError]:
+    """Return the requests and errors of a file that is read in pieces of this size."""
+    form = detect_format(data[:HEAD_BYTES])
+    pieces = (data[start : start + piece_bytes] for start in range(0, len(data), piece_bytes))
+    form = form if url is None else type(form)(is_array=form.is_array, vendor=form.vendor, url=url)
+    found: list[Line | LineError] = []
+    for number, text in enumerate(b"".join(as_lines(form, pieces)).split(b"\n"), 1):
+        if text:
+            try:
+                found.append(parse_line(RawLine(number, text)))
+            except LineError as exc:
+                found.append(exc)
+    return found
+
+
+@pytest.mark.parametrize("vendor", FIRST_LINES)
+@pytest.mark.parametrize("packing", ["lines", "array", "gzip"])
+@pytest.mark.parametrize("piece_bytes", [7, 2**20])
+def test_each_vendor_is_detected_and_read(vendor: Vendor, packing: str, piece_bytes: int) -> None:
+    """From lines, an array or gzip, in pieces of any size; blank lines are counted."""
+    line = json.dumps(FIRST_LINES[vendor]).encode()
+    data = (
+        b"[%s,\n%s]" % (line, line)
+        if packing == "array"
+        else b"\xef\xbb\xbf%s\n\n%s" % (line, line)
+    )
+    if packing == "gzip":
+        data = gzip.compress(data)
+    assert detect_format(data).vendor == vendor
+    first, last = read(data, piece_bytes=piece_bytes)
+    assert isinstance(first, Line)
+    assert isinstance(last, Line)
+    assert (first.custom_id, first.url, first.body) == ("a", URL, {**CHAT, "max_tokens": 5})
+    assert (first.number, last.number) == (1, 2 if packing == "array" else 3)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"custom_id": "a", "url": URL, "body": CHAT},
+        {"custom_id": "a", "method": "POST", "url": URL, "body": {**CHAT, "params": {}}},
+        {"custom_id": "a", "response": {"body": {}}, "error": None},
+        {"text": "Hi", "label": 3},
+        {"key": "a", "request": "Hi"},
+        {"params": 3},
+        [],
+    ],
+)
+def test_other_lines_have_no_vendor(line: object) -> None:
+    """Requests in OpenAI's form, rows and rows of tables are not translated."""
+    assert detect_format(json.dumps(line).encode()).vendor is None
+
+
+@pytest.mark.parametrize("vendor", FIRST_LINES)
+def test_a_long_first_line_is_detected_by_its_beginning(vendor: Vendor) -> None:
+    """Images make lines longer than the detected bytes."""
+    text = "x" * HEAD_BYTES
+    line = json.loads(json.dumps(FIRST_LINES[vendor]).replace("Hi", text))
+    assert detect_format(json.dumps(line).encode()[:HEAD_BYTES]).vendor == vendor
+
+
+def test_lines_that_are_not_of_the_vendor_say_why() -> None:
+    """Each is one error with the line's ID; the others are requests."""
+    good = {"recordId": "a", "modelInput": CHAT}
+    lines: list[object] = [
+        good,
+        {"custom_id": "b", "url": URL, "body": CHAT},
+        {"recordId": "c", "modelInput": [CHAT]},
+        {"recordId": 4, "modelInput": CHAT},
+        [good],
+        {"modelInput": CHAT},
+    ]
+    data = b"\n".join([*(json.dumps(line).encode() for line in lines), b"{", b'"x"'])
+    found = read(data)
+    errors = [
+        (each.line, each.custom_id, each.message) for each in found if isinstance(each, LineError)
+    ]
+    assert errors[:3] == [
+        (2, None, "`modelInput` is required and must be an object"),
+        (3, "c", "`modelInput` must be an object, not an array"),
+        (4, None, "`recordId` must be a string, not a number"),
+    ]
+    assert [line for line, _, _ in errors] == [2, 3, 4, 5, 7, 8]
+    assert [each.custom_id for each in found if isinstance(each, Line)] == ["a", "6"]
+    assert {each.code for each in found if isinstance(each, LineError)} == {"invalid_json_line"}
+
+
+@pytest.mark.parametrize(
+    ("body", "url", "found"),
+    [
+        (CHAT, None, URL),
+        (CHAT, "/v1/embeddings", URL),
+        ({"prompt": "Hi"}, None, "/v1/completions"),
+        ({"input": "Hi"}, None, "/v1/embeddings"),
+        ({"input": "Hi"}, URL, "/v1/embeddings"),
+        ({"input": "Hi"}, "/v1/responses", "/v1/responses"),
+        ({"input": "Hi", "max_output_tokens": 3}, None, "/v1/responses"),
+        ({"input": "Hi", "questions": []}, None, "/v1/decisions"),
+        ({"query": "q", "documents": ["d"]}, None, "/v1/rerank"),
+        ({"text_1": "q", "text_2": "d"}, None, "/v1/score"),
+        ({"file_url": "data:"}, None, "/v1/audio/transcriptions"),
+        ({"file_url": "data:"}, "/v1/audio/translations", "/v1/audio/translations"),
+        ({"other": 1}, "/v1/completions", "/v1/completions"),
+        ({"other": 1}, None, None),
+    ],
+)
+def test_the_url_comes_from_the_body_or_the_endpoint(
+    body: dict[str, Any], url: str | None, found: str | None
+) -> None:
+    """The endpoint decides where the body leaves a choice."""
+    [line] = read(json.dumps({"custom_id": "a", "body": body}).encode(), url)
+    if found is None:
+        assert isinstance(line, LineError)
+        assert line.message == "`url` is required and must be a string"
+    else:
+        assert isinstance(line, Line)
+        assert (line.url, line.body) == (found, body)
+
+
+def test_a_line_with_its_own_url_keeps_it() -> None:
+    """In a file whose first line has none."""
+    lines = [{"custom_id": "a", "body": CHAT}, {"custom_id": "b", "url": "/x/score", "body": {}}]
+    found = read(b"\n".join(json.dumps(line).encode() for line in lines))
+    assert [each.url for each in found if isinstance(each, Line)] == [URL, "/x/score"]
+
+
+@pytest.mark.parametrize(
+    ("given", "url", "body"),
+    [
+        (
+            {"anthropic_version": "v", "system": "s", **CHAT},
+            URL,
+            {"messages": [{"role": "system", "content": "s"}, *CHAT["messages"]]},
+        ),
+        ({**CHAT, "stop": ["x"]}, URL, {**CHAT, "stop": ["x"]}),
+        ({"prompt": "Hi", "max_tokens": 3}, "/v1/completions", {"prompt": "Hi", "max_tokens": 3}),
+        ({"inputText": "Hi", "dimensions": 8}, "/v1/embeddings", {"input": "Hi", "dimensions": 8}),
+    ],
+)
+def test_a_model_input_is_read_by_its_fields(
+    given: dict[str, Any], url: str, body: dict[str, Any]
+) -> None:
+    """Anthropic's and Titan's are translated; the others have OpenAI's names."""
+    [line] = read(json.dumps({"recordId": "a", "modelInput": given}).encode())
+    assert isinstance(line, Line)
+    assert (line.url, line.body) == (url, body)
+
+
+def test_a_line_that_is_too_long_is_not_held() -> None:
+    """It is one error, and the next line is a request."""
+    good = json.dumps(FIRST_LINES["bedrock"]).encode()
+    data = b"\n".join([good, b" " * (MAX_LINE_BYTES + 1), good])
+    first, error, last = read(data)
+    assert isinstance(error, LineError)
+    assert error.message.startswith("too long: 37,748,737 bytes")
+    assert isinstance(first, Line)
+    assert isinstance(last, Line)

@@ -1,0 +1,240 @@
+"""Anthropic's Messages API: requests as chats, and answers in its form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tidemill.protocol.bodies import completion_body, usage_body
+from tidemill.protocol.chat import ChatCompletionRequest, chat_choice, message_body
+from tidemill.protocol.requests import read_body
+from tidemill.protocol.vendors.anthropic import chat_of_message
+from tidemill.protocol.vendors.anthropic_answers import (
+    arguments_of,
+    message_error,
+    message_of_chat,
+)
+
+TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object", "properties": {}}}
+
+
+def chat_of(**fields: Any) -> dict[str, Any]:
+    """Return the chat of a request, which is valid."""
+    chat = chat_of_message({"messages": [{"role": "user", "content": "Hi"}], **fields})
+    read_body(ChatCompletionRequest, chat)
+    return chat
+
+
+def test_all_parameters_have_their_names_in_a_chat() -> None:
+    """Fields without an effect are left out, and unknown ones stay for the warning."""
+    chat = chat_of(
+        model="m",
+        max_tokens=5,
+        temperature=0,
+        top_p=0.5,
+        top_k=3,
+        stop_sequences=["x"],
+        system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        metadata={"user_id": "u"},
+        anthropic_version="bedrock-2023-05-31",
+        thinking={"type": "disabled"},
+        tools=[TOOL],
+        tool_choice={"type": "tool", "name": "f", "disable_parallel_tool_use": True},
+        output_config={"format": {"type": "json_schema", "schema": {"type": "object"}}},
+        seed=1,
+    )
+    assert chat == {
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hi"},
+        ],
+        "max_tokens": 5,
+        "temperature": 0,
+        "top_p": 0.5,
+        "top_k": 3,
+        "stop": ["x"],
+        "reasoning_effort": "none",
+        "tools": [
+            {
+                "type": "function",
+                "function": {
+                    "name": "f",
+                    "description": "d",
+                    "parameters": {"type": "object", "properties": {}},
+                },
+            }
+        ],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "parallel_tool_calls": False,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "output", "schema": {"type": "object"}, "strict": True},
+        },
+        "seed": 1,
+    }
+
+
+def test_a_conversation_with_calls_results_images_and_thoughts() -> None:
+    """Each tool result is a message of its own, and a final assistant's text is continued."""
+    image = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+    chat = chat_of(
+        messages=[
+            {"role": "user", "content": [{"type": "image", "source": image}, text("What?")]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                    text("Let me see."),
+                    {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": [text("42")]},
+                    text("Go on."),
+                ],
+            },
+            {"role": "assistant", "content": "It is"},
+        ],
+        tools=[TOOL],
+    )
+    assert chat["messages"] == [
+        {
+            "role": "user",
+            "content": [
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+                {"type": "text", "text": "What?"},
+            ],
+        },
+        {
+            "role": "assistant",
+            "content": "Let me see.",
+            "tool_calls": [
+                {
+                    "id": "t1",
+                    "type": "function",
+                    "function": {"name": "f", "arguments": '{"a": 1}'},
+                }
+            ],
+            "reasoning": "Hm.",
+        },
+        {"role": "tool", "content": "42", "tool_call_id": "t1"},
+        {"role": "user", "content": "Go on."},
+        {"role": "assistant", "content": "It is"},
+    ]
+    assert chat["continue_final_message"]
+
+
+def text(content: str) -> dict[str, str]:
+    """Return a block of text."""
+    return {"type": "text", "text": content}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"messages": "Hi"}, "messages"),
+        ({"messages": [3]}, "messages.0"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages.0.content"),
+        ({"messages": [{"role": "assistant", "content": [None]}]}, "messages.0.content"),
+        ({"messages": [{"content": "Hi"}]}, "messages.0.role"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
+        ({"tools": 3}, "tools"),
+        ({"tool_choice": 3, "tools": [TOOL]}, "tool_choice"),
+        ({"system": 3}, "messages.0.content"),
+        ({"thinking": "yes"}, "thinking_token_budget"),
+        ({"stop_sequences": [3]}, "stop"),
+    ],
+)
+def test_what_has_no_counterpart_is_named_by_the_chat(fields: dict[str, Any], words: str) -> None:
+    """It is passed on as it is, so that no field is lost in silence."""
+    with pytest.raises(Exception, match=words):
+        chat_of(**fields)
+
+
+def completion(**fields: Any) -> dict[str, Any]:
+    """Return a chat completion."""
+    message = message_body(
+        fields.get("content", "Hi"),
+        reasoning=fields.get("reasoning"),
+        calls=fields.get("calls", []),
+    )
+    choice = chat_choice(
+        0,
+        message,
+        logprobs=None,
+        finish_reason=fields.get("finish_reason", "stop"),
+        stop_reason=fields.get("stop_reason"),
+    )
+    usage = usage_body(5, 3, cached_tokens=2)
+    return completion_body(
+        "chat.completion", "chatcmpl-7", created=1, model="m", choices=[choice], usage=usage
+    )
+
+
+def test_an_answer_becomes_a_message() -> None:
+    """Cached tokens are not among the input tokens."""
+    calls = [("t1", "f", '{"a": 1}')]
+    body = completion(reasoning="Hm.", calls=calls, finish_reason="tool_calls")
+    assert message_of_chat(body) == {
+        "id": "msg_7",
+        "type": "message",
+        "role": "assistant",
+        "model": "m",
+        "content": [
+            {"type": "thinking", "thinking": "Hm.", "signature": ""},
+            {"type": "text", "text": "Hi"},
+            {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}},
+        ],
+        "stop_reason": "tool_use",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": 3,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 2,
+            "output_tokens": 3,
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "sequence"),
+    [
+        ({}, "end_turn", None),
+        ({"stop_reason": 7}, "end_turn", None),
+        ({"stop_reason": "x"}, "stop_sequence", "x"),
+        ({"finish_reason": "length"}, "max_tokens", None),
+    ],
+)
+def test_stop_reasons(fields: dict[str, Any], reason: str, sequence: str | None) -> None:
+    """A stop token has no name; a stop sequence has one."""
+    message = message_of_chat(completion(**fields))
+    assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
+
+
+def test_arguments_of_a_truncated_call_are_an_object() -> None:
+    """Complete ones are kept."""
+    assert arguments_of('{"a": 1, "b": [2') == {"a": 1, "b": [2]}
+    assert arguments_of("") == {}
+    assert arguments_of("nonsense") == {}
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (404, "not_found_error"),
+        (422, "invalid_request_error"),
+        (429, "rate_limit_error"),
+        (500, "api_error"),
+        (503, "overloaded_error"),
+    ],
+)
+def test_errors_have_anthropics_types(status: int, kind: str) -> None:
+    """By the status."""
+    error = {"type": kind, "message": "m"}
+    assert message_error(status, "m", "r") == {"type": "error", "error": error, "request_id": "r"}

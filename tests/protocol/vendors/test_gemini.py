@@ -1,0 +1,164 @@
+"""Gemini's `generateContent`: requests as chats, and answers in its form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tidemill.protocol.bodies import completion_body, usage_body
+from tidemill.protocol.chat import ChatCompletionRequest, chat_choice, message_body
+from tidemill.protocol.requests import read_body
+from tidemill.protocol.vendors.gemini import chat_of_contents, contents_error, contents_of_chat
+
+USER = {"role": "user", "parts": [{"text": "Hi"}]}
+
+
+def chat_of(**fields: Any) -> dict[str, Any]:
+    """Return the chat of a request, which is valid."""
+    chat = chat_of_contents({"contents": [USER], **fields})
+    read_body(ChatCompletionRequest, chat)
+    return chat
+
+
+@pytest.mark.parametrize("is_snake", [False, True])
+def test_all_parameters_have_their_names_in_a_chat(*, is_snake: bool) -> None:
+    """Camel case and snake case are the same."""
+    config: dict[str, Any] = {"temperature": 0, "topK": 3, "maxOutputTokens": 5, "seed": 1}
+    config |= {"stopSequences": ["x"], "responseMimeType": "application/json"}
+    schema = {
+        "type": "OBJECT",
+        "properties": {"type": {"type": "STRING", "nullable": True}},
+        "propertyOrdering": ["type"],
+    }
+    config |= {"responseSchema": schema, "thinkingConfig": {"thinkingBudget": 0}}
+    system = {"parts": [{"text": "Be brief."}]}
+    declaration = {"name": "f", "description": "d", "parameters": {"type": "OBJECT"}}
+    choice = {"mode": "ANY", "allowedFunctionNames": ["f"]}
+    fields = {
+        "systemInstruction": system,
+        "generationConfig": config,
+        "tools": [{"functionDeclarations": [declaration]}],
+        "toolConfig": {"functionCallingConfig": choice},
+        "safetySettings": [{}],
+    }
+    if is_snake:
+        config["max_output_tokens"] = config.pop("maxOutputTokens")
+        fields["system_instruction"] = fields.pop("systemInstruction")
+        fields["generation_config"] = fields.pop("generationConfig")
+    function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
+    named = {"type": "function", "function": {"name": "f"}}
+    wanted = {"type": "object", "properties": {"type": {"type": ["string", "null"]}}}
+    assert chat_of(**fields) == {
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hi"},
+        ],
+        "temperature": 0,
+        "top_k": 3,
+        "max_tokens": 5,
+        "seed": 1,
+        "stop": ["x"],
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "response", "schema": wanted, "strict": True},
+        },
+        "reasoning_effort": "none",
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "required", "tools": [named]},
+        },
+    }
+
+
+def test_a_conversation_with_calls_responses_images_and_thoughts() -> None:
+    """Responses have the IDs of the calls of their function, in order."""
+    call = {"functionCall": {"name": "f", "args": {"a": 1}}}
+    response = {"functionResponse": {"name": "f", "response": {"b": 2}}}
+    image = {"inlineData": {"mimeType": "image/png", "data": "AAAA"}}
+    chat = chat_of(
+        contents=[
+            {"parts": [image, {"text": "What?"}]},
+            {"role": "model", "parts": [{"text": "Hm.", "thought": True}, call, call]},
+            {"role": "user", "parts": [response, response, {"text": "Go on."}]},
+        ],
+    )
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    assert chat["messages"] == [
+        {
+            "role": "user",
+            "content": [
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+                {"type": "text", "text": "What?"},
+            ],
+        },
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "call_0", "type": "function", "function": function},
+                {"id": "call_1", "type": "function", "function": function},
+            ],
+            "reasoning": "Hm.",
+        },
+        {"role": "tool", "tool_call_id": "call_0", "content": '{"b": 2}'},
+        {"role": "tool", "tool_call_id": "call_1", "content": '{"b": 2}'},
+        {"role": "user", "content": "Go on."},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"contents": 3}, "messages"),
+        ({"contents": [3]}, "messages.0"),
+        ({"contents": [{"role": "user"}]}, "messages.0"),
+        ({"contents": [{"parts": [{"executableCode": {}}]}]}, "messages.0.content"),
+        ({"generationConfig": {"maxOutputTokens": "many"}}, "max_tokens"),
+        ({"tools": [{"googleSearch": {}}]}, "tools.0"),
+        ({"toolConfig": {"functionCallingConfig": {"mode": 3}}}, "tool_choice"),
+    ],
+)
+def test_what_has_no_counterpart_is_named_by_the_chat(fields: dict[str, Any], words: str) -> None:
+    """It is passed on as it is, so that no field is lost in silence."""
+    with pytest.raises(Exception, match=words):
+        chat_of(**fields)
+
+
+def test_an_answer_becomes_a_candidate() -> None:
+    """Thoughts and calls are parts; tokens of thoughts are counted apart."""
+    message = message_body("Hi", reasoning="Hm.", calls=[("t1", "f", '{"a": 1}')])
+    choice = chat_choice(0, message, logprobs=None, finish_reason="length", stop_reason=None)
+    body = completion_body(
+        "chat.completion",
+        "chatcmpl-7",
+        created=1,
+        model="m",
+        choices=[choice],
+        usage=usage_body(5, 3, reasoning_tokens=1),
+    )
+    call = {"functionCall": {"id": "t1", "name": "f", "args": {"a": 1}}}
+    parts = [{"text": "Hm.", "thought": True}, {"text": "Hi"}, call]
+    assert contents_of_chat(body) == {
+        "candidates": [
+            {
+                "content": {"parts": parts, "role": "model"},
+                "finishReason": "MAX_TOKENS",
+                "index": 0,
+            }
+        ],
+        "usageMetadata": {
+            "promptTokenCount": 5,
+            "candidatesTokenCount": 2,
+            "totalTokenCount": 8,
+            "thoughtsTokenCount": 1,
+        },
+        "modelVersion": "m",
+        "responseId": "chatcmpl-7",
+    }
+
+
+def test_errors_have_the_codes_of_grpc() -> None:
+    """By the status."""
+    assert [contents_error(status, "m")["code"] for status in (400, 404, 422, 500)] == [3, 5, 3, 13]
