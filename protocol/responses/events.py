@@ -62,7 +62,7 @@ class ResponseEvents:
         if text or (text == "" and not self._items):
             self._add_text("message", text)
         for call in calls or ():
-            self._add_call(call["id"], **call["function"])
+            self._add_call(call)
 
     def _add_text(self, kind: str, text: str) -> None:
         if not self._items or self._items[-1]["type"] != kind:
@@ -82,9 +82,12 @@ class ResponseEvents:
             name = f"response.{_PARTS[kind]}.delta"
             self._emit_item(name, content_index=0, delta=text, **fields)
 
-    def _add_call(self, call_id: str, name: str, arguments: str) -> None:
-        self._open("function_call", call_id=call_id, name=name, arguments="")
-        self._items[-1]["arguments"] = arguments
+    def _add_call(self, call: Mapping[str, Any]) -> None:
+        """Add a call, or more arguments of the last one."""
+        function, arguments = call["function"], call["function"]["arguments"]
+        if "id" in call:
+            self._open("function_call", call_id=call["id"], name=function["name"], arguments="")
+        self._texts.append(arguments)
         if arguments:
             self._emit_item("response.function_call_arguments.delta", delta=arguments)
 
@@ -104,13 +107,15 @@ class ResponseEvents:
             return
         item = self._items[-1]
         item["status"] = status
+        text = "".join(self._texts)
+        self._texts.clear()
         if "arguments" in item:
+            item["arguments"] = text
             fields = {name: item[name] for name in ("name", "arguments")}
             self._emit_item("response.function_call_arguments.done", **fields)
         else:
             [part] = item["content"]
-            part["text"] = "".join(self._texts)
-            self._texts.clear()
+            part["text"] = text
             fields = {name: part[name] for name in ("text", "logprobs") if name in part}
             self._emit_item(f"response.{part['type']}.done", content_index=0, **fields)
             self._emit_item("response.content_part.done", content_index=0, part=part)
