@@ -228,10 +228,12 @@ class TextStream:
             self._pieces.append(DeltaMessage(content="\n"))
 
     def emit_content(self, text: str) -> None:
-        """Emit more content."""
+        """Emit more content; on a new line after a call."""
+        had_any = self._content.has_any
         if shown := self._content.more(text):
+            separator = "\n" if self._is_after_call and had_any else ""
             self._is_after_call = False
-            self._pieces.append(DeltaMessage(content=shown))
+            self._pieces.append(DeltaMessage(content=separator + shown))
 
     def emit_call(self, name: str, arguments: str, call_id: str | None = None) -> None:
         """Emit a call; whitespace around it is not content."""

@@ -64,7 +64,7 @@ def test_an_intended_call_stays_content_with_a_warning(form: str, text: str) -> 
     ("form", "text", "content"),
     [
         ("llama3_json", f"I look.\n\n{CALL}", "I look."),
-        ("llama3_json", f"For {{x}}: {CALL} Done.", "For {x}:Done."),
+        ("llama3_json", f"For {{x}}: {CALL} Done.", "For {x}:\nDone."),
         ("llama3_json", f"[{CALL}]", ""),
         ("llama3_json", f'{{"type": "function", "function": {CALL}}}', ""),
         ("llama3_json", f'{{"parameters": {PARIS}, "name": "weather"}}', ""),

@@ -213,10 +213,10 @@ def test_several_calls_are_parsed_in_order(form: str, text: str) -> None:
 
 
 def test_text_around_calls_is_content_without_the_space_between() -> None:
-    """Text before and after a call is content, whitespace at the call is not."""
+    """Text before and after calls is content, separated by a newline."""
     call = '<tool_call>{"name": "time.now", "arguments": {}}</tool_call>'
     answer = parsed(f" I look. \n{call}\n\n{call}\nDone. ", "hermes")
-    assert answer.content == " I look.Done. "
+    assert answer.content == " I look.\nDone. "
     assert len(answer.calls) == 2
 
 
