@@ -20,6 +20,7 @@ from .tool_calls import (
     names_tools,
     parse_calls_of_json,
     parse_json_calls,
+    read_quoted,
 )
 
 _MAX_DEPTH = 64
@@ -84,6 +85,7 @@ class BareCallParser:
                 yield from self._unmarked(stream)
 
     def _marked(self, stream: TextStream, mark: str) -> ParserCoroutine:
+        stream.call_ends = self.marks
         calls = yield from self.parse_calls(stream)
         if calls is None:
             stream.warn(UNREAD)
@@ -95,6 +97,9 @@ class BareCallParser:
     def _unmarked(self, stream: TextStream) -> ParserCoroutine:
         """Parse calls without a mark; other text becomes content as soon as that is clear."""
         start = stream.at
+        # The first object with the name and the arguments of a tool is a call; a list may not be.
+        is_certain = stream.is_constrained or stream.text.startswith("{", start)
+        stream.call_ends = self.marks if is_certain else None
         calls = (yield from self.parse_calls(stream)) if (yield from self.detect(stream)) else None
         if calls is not None and names_tools(stream, calls):
             yield from self._emit(stream, calls)
@@ -123,25 +128,17 @@ def _detect_objects(stream: TextStream) -> Generator[None, None, bool]:
     yield from stream.skip_space()
     if (yield from stream.accept("{")):
         yield from stream.skip_space()
-        key = yield from _quoted(stream)
+        key = yield from read_quoted(stream)
         yield from stream.skip_space()
         if key in _KEYS and (yield from stream.accept(":")):
             yield from stream.skip_space()
-            name = (yield from _quoted(stream)) if key == "name" else None
+            name = (yield from read_quoted(stream)) if key == "name" else None
             if key != "name" or name in stream.tools or (yield from _has_arguments(stream)):
                 stream.at = start
                 return True
     stream.at = start
-    yield from pass_value(stream)
+    yield from pass_value(stream, stream.emit_content)
     return False
-
-
-def _quoted(stream: TextStream) -> Generator[None, None, str | None]:
-    """Read a short string without escapes."""
-    if not (yield from stream.accept('"')):
-        return None
-    name = yield from stream.read_name()
-    return name if (yield from stream.accept('"')) else None
 
 
 def _has_arguments(stream: TextStream) -> Generator[None, None, bool]:
@@ -157,7 +154,7 @@ def _detect_python(stream: TextStream) -> Generator[None, None, bool]:
     """Detect a list that begins with a call of a tool, a call by keyword, or an object."""
     start = stream.at
     if not (yield from stream.accept("[")):
-        yield from pass_value(stream)
+        yield from pass_value(stream, stream.emit_content)
         return False
     yield from stream.skip_space()
     if (yield from stream.peek(1)) == "{":
@@ -178,17 +175,23 @@ def _detect_python(stream: TextStream) -> Generator[None, None, bool]:
 def _objects(stream: TextStream) -> CallsCoroutine:
     """Parse objects separated by semicolons, as Llama 3 writes calls."""
     calls: list[RawCall] = []
-    after = stream.at
+    after = None
     while True:
         more = yield from parse_json_calls(stream)
-        if more is None or (calls and not names_tools(stream, more)):
-            stream.at = after if calls else stream.at
-            return calls or None
-        calls += more
-        after = stream.at
+        if more is None or (after is not None and not names_tools(stream, more)):
+            if after is None:
+                return None
+            stream.rewind(after)
+            return calls
+        if stream.call_ends is not None and names_tools(stream, more):
+            emit_calls(stream, more)
+        else:
+            stream.call_ends = None  # the next ones follow in order
+            calls += more
+        after = stream.position
         yield from stream.skip_space()
         if not (yield from stream.accept(";")):
-            stream.at = after
+            stream.rewind(after)
             return calls
 
 
@@ -196,6 +199,8 @@ def _python(stream: TextStream) -> CallsCoroutine:
     """Parse a Python list of calls by keyword; JSON's true, false and null are accepted."""
     yield from stream.skip_space()
     start = stream.at
+    if stream.call_ends is not None and (yield from stream.peek(2)) == "[{":
+        return (yield from parse_json_calls(stream))
     if (yield from stream.peek(1)) != "[" or not (yield from _skip_brackets(stream)):
         return None
     try:

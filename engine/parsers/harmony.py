@@ -12,7 +12,7 @@ from collections.abc import Callable
 from .call_grammar import NAME, TEXT, CallSyntax
 from .json_text import members
 from .text_stream import ParserCoroutine, TextStream
-from .tool_calls import UNREAD
+from .tool_calls import UNREAD, stream_call
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _CONSTRAIN = "<|constrain|>"
@@ -79,8 +79,16 @@ def _body(stream: TextStream, sink: Callable[[str], None]) -> ParserCoroutine:
 
 
 def _call(stream: TextStream, name: str) -> ParserCoroutine:
+    ends = (*_ENDS, _START)
     stream.discard()
-    text, mark = yield from stream.read_until((*_ENDS, _START))
+    stream.call_ends = ends
+    yield from stream.skip_space()
+    if (yield from stream_call(stream, name)) is not None:
+        mark = yield from stream.forward_until(ends, stream.emit_content)
+        if mark == _START:
+            stream.push_back(mark)
+        return
+    text, mark = yield from stream.read_until(ends)
     try:
         members(text.strip() or "{}")
     except ValueError:

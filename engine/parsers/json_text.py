@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, NoReturn
 
-from .text_stream import ParserCoroutine, TextStream
+from .text_stream import TextStream
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
@@ -51,14 +51,32 @@ def skip_value(stream: TextStream) -> ScanCoroutine:
         is_first = False
 
 
-def pass_value(stream: TextStream) -> ParserCoroutine:
-    """Emit one JSON value, or the valid part of it, as content while it streams."""
-    for _ in skip_value(stream):
-        stream.emit_content(stream.text[: stream.at])
+def pass_value(stream: TextStream, sink: Callable[[str], None]) -> ScanCoroutine:
+    """Pass one JSON value, or its valid part, to `sink` while it streams, like `skip_value`."""
+    scan = skip_value(stream)
+    while True:
+        try:
+            next(scan)
+        except StopIteration as end:
+            sink(stream.text[: stream.at])
+            stream.discard()
+            return bool(end.value)
+        sink(stream.text[: stream.at])
         stream.discard()
         yield
-    stream.emit_content(stream.text[: stream.at])
-    stream.discard()
+
+
+def skip_members(stream: TextStream) -> ScanCoroutine:
+    """Move past the end of an object whose last member was read, and past further members."""
+    while True:
+        yield from stream.skip_space()
+        if (yield from stream.accept("}")):
+            return True
+        if not (yield from stream.accept(",")):
+            return False
+        yield from stream.skip_space()
+        if not ((yield from _skip_key(stream)) and (yield from skip_value(stream))):
+            return False
 
 
 def _skip_ends(stream: TextStream, closers: list[str]) -> ScanCoroutine:

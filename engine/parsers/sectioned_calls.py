@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
 from typing import NamedTuple
 
 from .call_grammar import INDEX, NAME, CallSyntax
 from .text_stream import TextStream
-from .tool_calls import CallsCoroutine, MarkedCallParser, RawCall, parse_object
+from .tool_calls import (
+    CallsCoroutine,
+    MarkedCallParser,
+    RawCall,
+    emit_calls,
+    parse_object,
+    stream_call,
+)
 
 _KIMI_ID = re.compile(r"(?:functions\.)?(?P<name>.+):[0-9]+")
 
@@ -28,19 +34,20 @@ class SectionMarks(NamedTuple):
 
     def parse_calls(self, stream: TextStream) -> CallsCoroutine:
         """Parse the calls of a section, whose end may be missing."""
-        calls: list[RawCall] = []
+        num_calls = 0
         while True:
             yield from stream.skip_space()
-            before = stream.at
+            before = stream.position
             if (yield from stream.accept(self.closes)) or not (yield from stream.accept(self.call)):
-                return calls or None
-            call = yield from self._call(stream)
-            if call is None:
-                stream.at = before
-                return calls or None
-            calls.append(call)
+                return [] if num_calls else None
+            calls = yield from self._call(stream)
+            if calls is None:
+                stream.rewind(before)
+                return [] if num_calls else None
+            emit_calls(stream, calls)
+            num_calls += 1
 
-    def _call(self, stream: TextStream) -> Generator[None, None, RawCall | None]:
+    def _call(self, stream: TextStream) -> CallsCoroutine:
         """Parse a call: a name and JSON, or in V3's format `function`, the name and JSON."""
         yield from stream.skip_space()
         name = yield from stream.read_name()
@@ -55,17 +62,21 @@ class SectionMarks(NamedTuple):
             if not (yield from stream.accept("```json")):
                 return None
             yield from stream.skip_space()
-        arguments = yield from parse_object(stream)
+        call_id = None
+        if self.has_ids and (match := _KIMI_ID.fullmatch(name)) is not None:
+            name, call_id = match["name"], name
+        is_emitted = (yield from stream_call(stream, name, call_id)) is not None
+        arguments = None if is_emitted else (yield from parse_object(stream))
         yield from stream.skip_space()
         if is_block:
             yield from stream.accept_end("```", least=1)
             yield from stream.skip_space()
         has_end = yield from stream.accept(self.call_end)
+        if is_emitted:
+            return []
         if not name or arguments is None or not (has_end or stream.has_ended):
             return None
-        if self.has_ids and (match := _KIMI_ID.fullmatch(name)) is not None:
-            return RawCall(match["name"], arguments, name)
-        return RawCall(name, arguments)
+        return [RawCall(name, arguments, call_id)]
 
 
 _DEEPSEEK = SectionMarks(

@@ -20,7 +20,15 @@ from tidemill.protocol.constraints.schema_facts import (
 from .call_grammar import NAME, CallSyntax
 from .json_text import loaded
 from .text_stream import TextStream
-from .tool_calls import CallsCoroutine, MarkedCallParser, RawCall, parse_json_calls
+from .tool_calls import (
+    INCOMPLETE,
+    UNREAD,
+    CallsCoroutine,
+    MarkedCallParser,
+    RawCall,
+    emit_calls,
+    parse_json_calls,
+)
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
@@ -49,6 +57,12 @@ class ArgumentTypes:
         is_other = kind != "string" or strings.values is not None
         return value.strip() if kind in allowed and is_other else _json(text)
 
+    def is_text(self, key: str, begin: str) -> bool:
+        """Return whether every text that begins like this is a string."""
+        allowed = self._facts.infer(self._members.member(key)) or ANYTHING
+        strings = allowed.get("string")
+        return strings is not None and strings.values is None and _is_string(begin, allowed)
+
 
 def _is_string(text: str, allowed: Facts) -> bool:
     strings = allowed.get("string")
@@ -63,6 +77,67 @@ def _is_string(text: str, allowed: Facts) -> bool:
 
 def _json(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
+
+
+class _Arguments:
+    """The arguments of one call as JSON; emitted as they are written if the call is certain."""
+
+    __slots__ = ("_is_begun", "_name", "_stream", "_written", "streams")
+
+    def __init__(self, stream: TextStream, name: str) -> None:
+        self._stream = stream
+        self._name = name
+        self._written: list[str] = []
+        self._is_begun = False
+        self.streams = stream.call_ends is not None and name in stream.tools
+
+    def types(self) -> ArgumentTypes:
+        """Return the types of the function's arguments, cached for all of its calls."""
+        types = self._stream.types
+        if self._name not in types:
+            types[self._name] = ArgumentTypes(self._stream.tools.get(self._name, {}))
+        found: ArgumentTypes = types[self._name]
+        return found
+
+    def add(self, key: str, value: str) -> None:
+        """Add a member; `value` is a JSON text, or the beginning of one."""
+        text = f"{', ' if self._is_begun else '{'}{_json(key)}: {value}"
+        if self.streams and not self._is_begun:
+            self._stream.emit_call(self._name, "")
+        self._is_begun = True
+        self._write(text)
+
+    def extend(self, text: str) -> None:
+        """Add more of a string's text."""
+        self._write(_json(text)[1:-1])
+
+    def end_string(self) -> None:
+        """End a string."""
+        self._write('"')
+
+    def end(self) -> list[RawCall]:
+        """End the call; return it unless it was emitted."""
+        if not (self.streams and self._is_begun):
+            self._written.append("}" if self._is_begun else "{}")
+            return [RawCall(self._name, "".join(self._written))]
+        self._write("}")
+        return []
+
+    def abandon(self, *, is_whole: bool = False) -> list[RawCall] | None:
+        """Return None for an invalid call, or nothing if it was emitted.
+
+        `is_whole` means that the arguments end here, and text follows.
+        """
+        if not (self.streams and self._is_begun):
+            return None
+        self._stream.warn(UNREAD if is_whole else INCOMPLETE)
+        return self.end() if is_whole else []
+
+    def _write(self, text: str) -> None:
+        if self.streams:
+            self._stream.emit_arguments(text)
+        else:
+            self._written.append(text)
 
 
 _ARG_KEY, _ARG_VALUE = ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>")
@@ -87,33 +162,34 @@ class CallTags:
     def parse_calls(self, stream: TextStream) -> CallsCoroutine:
         """Parse calls up to their end tag, which may be missing; usually there is one call."""
         calls: list[RawCall] = []
-        after = stream.at
+        after = None
         while True:
             yield from stream.skip_space()
-            if calls and (yield from stream.accept(self.closes)):
+            if after is not None and (yield from stream.accept(self.closes)):
                 return calls
-            if calls and (yield from stream.peek(1)) not in ("<", "{", "["):
+            if after is not None and (yield from stream.peek(1)) not in ("<", "{", "["):
                 break
-            more = yield from self._calls(stream, is_first=not calls)
+            more = yield from self._calls(stream, is_first=after is None)
             if more is None:
                 break
-            calls += more
-            after = stream.at
-        stream.at = after
-        return calls or None
+            if stream.call_ends is None:
+                calls += more
+            else:
+                emit_calls(stream, more)
+            after = stream.position
+        if after is None:
+            return None
+        stream.rewind(after)
+        return calls
 
-    def _calls(
-        self, stream: TextStream, *, is_first: bool
-    ) -> Generator[None, None, list[RawCall] | None]:
+    def _calls(self, stream: TextStream, *, is_first: bool) -> CallsCoroutine:
         if (yield from stream.accept(self.function)):
-            call = yield from self._function(stream)
-        elif (yield from stream.peek(1)) in ("{", "["):
+            return (yield from self._function(stream))
+        if (yield from stream.peek(1)) in ("{", "["):
             return (yield from parse_json_calls(stream))
-        else:
-            call = (yield from self._pairs(stream)) if is_first and self.has_pairs else None
-        return None if call is None else [call]
+        return (yield from self._pairs(stream)) if is_first and self.has_pairs else None
 
-    def _function(self, stream: TextStream) -> Generator[None, None, RawCall | None]:
+    def _function(self, stream: TextStream) -> CallsCoroutine:
         """Parse the rest of a function's tag: the name, and the arguments as a JSON text.
 
         A value is a string unless the function's schema allows another type that matches.
@@ -121,34 +197,46 @@ class CallTags:
         name = yield from stream.read_name()
         if not name or not (yield from stream.accept(self.name_end)):
             return None
-        arguments: dict[str, str] = {}
+        arguments = _Arguments(stream, name)
         while True:
             yield from stream.skip_space()
             if not (yield from stream.accept(self.parameter)):
                 break
             key = yield from stream.read_name()
             if not (yield from stream.accept(self.name_end)):
-                return None
-            value, mark = yield from self._value(stream)
+                return arguments.abandon()
+            yield from stream.accept("\n")
+            begin = (yield from stream.peek(4)) if arguments.streams else ""
+            if begin and arguments.types().is_text(key, begin):
+                mark = yield from self._stream_text(stream, arguments, key)
+            else:
+                value, mark = yield from self._value(stream)
+                if mark in self._value_ends:
+                    value = value.removesuffix("\n")
+                    arguments.add(key, arguments.types().json_of(value, key))
             # Another call ends an unfinished one: otherwise many openings would take quadratic
             # time.
-            if mark is None or mark in (self.opens, self.function):
-                return None
-            if mark != "</parameter>":  # omitted: another one begins
-                stream.at -= len(mark)
-            arguments[key] = _types_of(stream, name).json_of(
-                value.removeprefix("\n").removesuffix("\n"), key
-            )
+            if mark not in self._value_ends:
+                return arguments.abandon()
         if not (yield from stream.accept_end(self.function_end)):
             # It may be omitted if the call ends or another begins.
-            follows = yield from stream.peek(max(len(self.closes), len(self.function)))
+            size = max(len(self.closes), len(self.function))
+            follows = yield from stream.peek(size)
             if not follows.startswith((self.closes, self.function)):
-                return None
-        return RawCall(name, _object(arguments))
+                return arguments.abandon(is_whole=len(follows) == size)
+        return arguments.end()
+
+    @property
+    def _value_ends(self) -> tuple[str, ...]:
+        """Return the marks that end a value; another parameter may follow without the first."""
+        return ("</parameter>", self.parameter, self.function_end, self.closes)
 
     def _value(self, stream: TextStream) -> Generator[None, None, tuple[str, str | None]]:
-        """Read a value and the mark after it; a function's tag before the value's end is text."""
-        marks = (self.opens, self.parameter, "</parameter>", self.function_end, self.closes)
+        """Read a value up to a mark, or past its own end, and return both.
+
+        A function's tag before the value's end is text.
+        """
+        marks = (self.opens, *self._value_ends)
         value, mark = yield from stream.read_until((self.function, *marks))
         if mark == self.function:
             here = stream.at
@@ -156,12 +244,36 @@ class CallTags:
             if ending == "</parameter>":
                 return f"{value}{mark}{more}", ending
             stream.at = here
+        if mark not in (None, "</parameter>"):
+            stream.at -= len(mark or "")
         return value, mark
 
-    def _pairs(self, stream: TextStream) -> Generator[None, None, RawCall | None]:
+    def _stream_text(
+        self, stream: TextStream, arguments: _Arguments, key: str
+    ) -> Generator[None, None, str | None]:
+        """Write a string as it streams, and return the mark after it, like `_value`."""
+        arguments.add(key, '"')
+        marks = (self.opens, *self._value_ends)
+        ends = (self.function, *marks, *(f"\n{mark}" for mark in self._value_ends))
+        mark = yield from stream.forward_until(ends, arguments.extend)
+        if mark == self.function:
+            more, ending = yield from stream.read_until(marks)
+            if ending == "</parameter>":
+                arguments.extend(mark + more.removesuffix("\n"))
+                mark = ending
+            else:
+                stream.at = 0
+        mark = mark and mark.removeprefix("\n")
+        if mark in self._value_ends:
+            arguments.end_string()
+        if mark not in (None, "</parameter>"):
+            stream.push_back(mark or "")
+        return mark
+
+    def _pairs(self, stream: TextStream) -> CallsCoroutine:
         """Parse a bare name with tagged keys and values."""
         name = yield from stream.read_name()
-        arguments: dict[str, str] = {}
+        arguments = _Arguments(stream, name)
         while True:
             yield from stream.skip_space()
             if not (yield from stream.accept(_ARG_KEY[0])):
@@ -169,31 +281,27 @@ class CallTags:
             key, mark = yield from stream.read_until(_ARG_KEY[1:])
             yield from stream.skip_space()
             if mark is None or not (yield from stream.accept(_ARG_VALUE[0])):
-                return None
-            value, mark = yield from stream.read_until(_ARG_VALUE[1:])
+                return arguments.abandon()
+            key = key.strip()
+            begin = (yield from stream.peek(4)) if arguments.streams else ""
+            if begin and arguments.types().is_text(key, begin):
+                arguments.add(key, '"')
+                mark = yield from stream.forward_until(_ARG_VALUE[1:], arguments.extend)
+                if mark is not None:
+                    arguments.end_string()
+            else:
+                value, mark = yield from stream.read_until(_ARG_VALUE[1:])
+                if mark is not None:
+                    arguments.add(key, arguments.types().json_of(value, key))
             if mark is None:
-                return None
-            arguments[key.strip()] = _types_of(stream, name).json_of(value, key.strip())
+                return arguments.abandon()
         # Without the end this would be any text that begins with a word.
         end = yield from stream.peek(len(self.closes))
         if not name or len(end) < 2 or not self.closes.startswith(end):
-            return None
+            return arguments.abandon(is_whole=len(end) == len(self.closes))
         if end != self.closes:  # truncated by the end of the text
             stream.at += len(end)
-        return RawCall(name, _object(arguments))
-
-
-def _types_of(stream: TextStream, name: str) -> ArgumentTypes:
-    """Return a function's argument types, cached for all of its calls."""
-    if name not in stream.types:
-        stream.types[name] = ArgumentTypes(stream.tools.get(name, {}))
-    types: ArgumentTypes = stream.types[name]
-    return types
-
-
-def _object(arguments: Mapping[str, str]) -> str:
-    pairs = [f"{json.dumps(key, ensure_ascii=False)}: {arguments[key]}" for key in arguments]
-    return f"{{{', '.join(pairs)}}}"
+        return arguments.end()
 
 
 def _parser(tags: CallTags, unmarked: tuple[str, ...] = ()) -> MarkedCallParser:

@@ -31,7 +31,8 @@ class TextStream:
     `text[at:]` is unread; `base` characters came before `text`. `reasoning_spans` are character
     ranges of the whole text, marks included. `tools` maps tool names to argument schemas, and
     `types` caches the argument types that parsers derive from them. An answer that
-    `is_constrained` has calls only where its grammar allows them.
+    `is_constrained` has calls only where its grammar allows them. `call_ends` are the marks that
+    end a call with invalid arguments; None where a call is not certain before its end.
     """
 
     __slots__ = (
@@ -42,9 +43,11 @@ class TextStream:
         "_num_calls",
         "_pieces",
         "_reasoning",
+        "_takes_arguments",
         "_warned",
         "at",
         "base",
+        "call_ends",
         "has_ended",
         "is_constrained",
         "reasoning_spans",
@@ -76,7 +79,9 @@ class TextStream:
         self._content = _Trimmed()
         self._num_calls = 0
         self._is_after_call = False
+        self._takes_arguments = False
         self._warned: set[str] = set()
+        self.call_ends: tuple[str, ...] | None = None
 
     # Input of parsers.
 
@@ -185,6 +190,15 @@ class TextStream:
         self.text = self.text[self.at :]
         self.at = 0
 
+    @property
+    def position(self) -> int:
+        """Return the position in the whole text."""
+        return self.base + self.at
+
+    def rewind(self, position: int) -> None:
+        """Move back to a position of the whole text that has not been discarded."""
+        self.at = position - self.base
+
     def push_back(self, mark: str) -> None:
         """Unread a mark that `forward_until` or `read_until` consumed and discarded."""
         self.text = mark + self.text
@@ -214,16 +228,19 @@ class TextStream:
             self._pieces.append(DeltaMessage(content="\n"))
 
     def emit_content(self, text: str) -> None:
-        """Emit more content."""
+        """Emit more content; on a new line after a call."""
+        had_any = self._content.has_any
         if shown := self._content.more(text):
+            separator = "\n" if self._is_after_call and had_any else ""
             self._is_after_call = False
-            self._pieces.append(DeltaMessage(content=shown))
+            self._pieces.append(DeltaMessage(content=separator + shown))
 
     def emit_call(self, name: str, arguments: str, call_id: str | None = None) -> None:
-        """Emit a whole call; whitespace around it is not content."""
+        """Emit a call; whitespace around it is not content."""
         self._content.cut(next_strips=None)
         self._is_after_call = True
-        if self._is_single and self._num_calls:
+        self._takes_arguments = not (self._is_single and self._num_calls)
+        if not self._takes_arguments:
             self.warn(_ONLY_ONE)
             return
         if name not in self.tools:
@@ -232,6 +249,12 @@ class TextStream:
         piece = DeltaToolCall(index, arguments, name, call_id or self._ids(index))
         self._pieces.append(DeltaMessage(calls=(piece,)))
         self._num_calls += 1
+
+    def emit_arguments(self, text: str) -> None:
+        """Emit more arguments of the last call."""
+        if text and self._takes_arguments:
+            piece = DeltaToolCall(self._num_calls - 1, text)
+            self._pieces.append(DeltaMessage(calls=(piece,)))
 
     def warn(self, words: str) -> None:
         """Emit a warning, once."""

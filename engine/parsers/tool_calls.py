@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from .call_grammar import LISTED_SYNTAX, NAME, CallSyntax
-from .json_text import items, members, skip_value
+from .json_text import items, members, pass_value, skip_members, skip_value
 from .text_stream import ParserCoroutine, TextStream
 
 _MAX_NAME_CHARS = 200
+_NAMES, _ARGUMENTS = ("name", "function", "tool_name"), ("arguments", "parameters")
 UNREAD = "A tool call could not be parsed; it stays in the content."
+INCOMPLETE = "The arguments of a tool call are not a complete JSON object."
 
 
 class RawCall(NamedTuple):
@@ -23,7 +25,10 @@ class RawCall(NamedTuple):
 
 
 CallsCoroutine = Generator[None, None, Sequence[RawCall] | None]
-"""Parses text after a mark; returns None, at some position in it, if it is not a call."""
+"""Parses text after a mark; returns None, at some position in it, if it is not a call.
+
+Calls that were emitted as they streamed are not in the result.
+"""
 
 
 class ToolCallParser(Protocol):
@@ -78,8 +83,10 @@ class MarkedCallParser:
         """Parse an answer; calls that cannot be parsed stay content, including the mark."""
         marks = (*self.marks, *(() if stream.is_constrained else self.unmarked))
         while (mark := (yield from stream.forward_until(marks, stream.emit_content))) is not None:
+            stream.call_ends = self.marks
             if mark in self.unmarked:
                 stream.push_back(mark)
+                stream.call_ends = None
             calls = None if mark in self.other_marks else (yield from self.parse_calls(stream))
             if calls is not None and (mark in self.opens or names_tools(stream, calls)):
                 emit_calls(stream, calls)
@@ -129,7 +136,101 @@ def parse_calls_of_json(text: str) -> list[RawCall]:
 
 
 def parse_json_calls(stream: TextStream) -> Generator[None, None, list[RawCall] | None]:
-    """Parse one JSON value that is a call, or an array of calls."""
+    """Parse one JSON value that is a call, or an array of calls; a `CallsCoroutine`."""
+    yield from stream.skip_space()
+    if stream.call_ends is None:
+        return (yield from _whole_calls(stream))
+    if not (yield from stream.accept("[")):
+        return (yield from _streamed_call(stream))
+    after = None
+    while (calls := (yield from _streamed_call(stream))) is not None:
+        if stream.is_constrained and not names_tools(stream, calls):
+            break
+        emit_calls(stream, calls)
+        yield from stream.skip_space()
+        if (yield from stream.accept("]")) or not (yield from stream.accept(",")):
+            return []
+        yield from stream.skip_space()
+        after = stream.position
+    if after is None:
+        return None
+    stream.rewind(after)
+    return []
+
+
+def _streamed_call(stream: TextStream) -> Generator[None, None, list[RawCall] | None]:
+    """Parse a JSON call; emit it from its arguments on if its name is written before them."""
+    start = stream.at
+    name = yield from _name_before_arguments(stream)
+    is_valid = None if name is None else (yield from stream_call(stream, name))
+    if is_valid is None:
+        stream.at = start
+        return (yield from _whole_calls(stream))
+    after = stream.position
+    if is_valid and not (yield from skip_members(stream)) and stream.at < len(stream.text):
+        stream.warn(UNREAD)
+        stream.rewind(after)
+    return []
+
+
+def _name_before_arguments(stream: TextStream) -> Generator[None, None, str | None]:
+    """Move to the arguments of a JSON call, and return its name; None if they are not next."""
+    yield from stream.skip_space()
+    name = None
+    if not (yield from stream.accept("{")):
+        return None
+    while True:
+        yield from stream.skip_space()
+        key = yield from read_quoted(stream)
+        yield from stream.skip_space()
+        if key is None or not (yield from stream.accept(":")):
+            return None
+        yield from stream.skip_space()
+        if key in _ARGUMENTS:
+            return name
+        if key in _NAMES and name is None:
+            name = yield from read_quoted(stream)
+            if name is None:
+                return None
+        elif not (yield from skip_value(stream)):
+            return None
+        yield from stream.skip_space()
+        if not (yield from stream.accept(",")):
+            return None
+
+
+def read_quoted(stream: TextStream) -> Generator[None, None, str | None]:
+    """Read a short string without escapes."""
+    if not (yield from stream.accept('"')):
+        return None
+    name = yield from stream.read_name()
+    return name if (yield from stream.accept('"')) else None
+
+
+def stream_call(
+    stream: TextStream, name: str, call_id: str | None = None
+) -> Generator[None, None, bool | None]:
+    """Emit a call whose arguments begin here, as they stream; return whether they are valid.
+
+    Return None without a call where it is not certain, or for an unknown name. Invalid arguments
+    end at the next mark.
+    """
+    if stream.call_ends is None or name not in stream.tools:
+        return None
+    if (yield from stream.peek(1)) != "{":
+        return None
+    stream.emit_call(name, "", call_id)
+    stream.discard()
+    if (yield from pass_value(stream, stream.emit_arguments)):
+        return True
+    mark = yield from stream.forward_until(stream.call_ends, stream.emit_arguments)
+    if mark is not None:
+        stream.push_back(mark)
+    stream.warn(INCOMPLETE)
+    return False
+
+
+def _whole_calls(stream: TextStream) -> Generator[None, None, list[RawCall] | None]:
     start = stream.at
     if not (yield from skip_value(stream)):
         return None
@@ -153,6 +254,8 @@ def _mistral(stream: TextStream) -> CallsCoroutine:
         call_id = (yield from stream.read_name()) or None
     yield from stream.accept("[ARGS]")
     yield from stream.skip_space()
+    if (yield from stream_call(stream, name, call_id)) is not None:
+        return []
     arguments = yield from parse_object(stream)
     if not name or arguments is None:
         return None

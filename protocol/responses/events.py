@@ -16,6 +16,7 @@ _IDS: Final = {
     "custom_tool_call": "ctc",
 }
 _PARTS: Final = {"reasoning": "reasoning_text", "message": "output_text"}
+_FUNCTION_CALL: Final = ("function_call", "arguments")
 # By field of a call: the prefix of its events.
 _CALLS: Final = {"arguments": "function_call_arguments", "input": "custom_tool_call_input"}
 
@@ -74,7 +75,7 @@ class ResponseEvents:
         if text or (text == "" and not self._items):
             self._add_text("message", text)
         for call in calls or ():
-            self._add_call(call["id"], **call["function"])
+            self._add_call(call)
 
     def _add_text(self, kind: str, text: str) -> None:
         if not self._items or self._items[-1]["type"] != kind:
@@ -94,14 +95,16 @@ class ResponseEvents:
             name = f"response.{_PARTS[kind]}.delta"
             self._emit_item(name, content_index=0, delta=text, **fields)
 
-    def _add_call(self, call_id: str, name: str, arguments: str) -> None:
-        kind, field, value = "function_call", "arguments", arguments
-        if name in self._custom_tools:
-            kind, field, value = "custom_tool_call", "input", input_of(arguments)
-        self._open(kind, call_id=call_id, name=name, **{field: ""})
-        self._items[-1][field] = value
-        if value:
-            self._emit_item(f"response.{_CALLS[field]}.delta", delta=value)
+    def _add_call(self, call: Mapping[str, Any]) -> None:
+        """Add a call, or more arguments of the last one; the input of a custom tool comes whole."""
+        function, arguments = call["function"], call["function"]["arguments"]
+        if "id" in call:
+            is_custom = function["name"] in self._custom_tools
+            kind, field = ("custom_tool_call", "input") if is_custom else _FUNCTION_CALL
+            self._open(kind, call_id=call["id"], name=function["name"], **{field: ""})
+        self._texts.append(arguments)
+        if arguments and "arguments" in self._items[-1]:
+            self._emit_item(f"response.{_CALLS['arguments']}.delta", delta=arguments)
 
     def _open(self, kind: str, **fields: Any) -> None:
         """End the last item, and begin one."""
@@ -119,15 +122,21 @@ class ResponseEvents:
             return
         item = self._items[-1]
         item["status"] = status
-        if item["type"] == "custom_tool_call":
-            self._emit_item(f"response.{_CALLS['input']}.done", input=item["input"])
+        text = "".join(self._texts)
+        self._texts.clear()
+        if "input" in item:
+            item["input"] = input_of(text)
+            name = f"response.{_CALLS['input']}"
+            if item["input"]:
+                self._emit_item(f"{name}.delta", delta=item["input"])
+            self._emit_item(f"{name}.done", input=item["input"])
         elif "arguments" in item:
+            item["arguments"] = text
             fields = {name: item[name] for name in ("name", "arguments")}
             self._emit_item(f"response.{_CALLS['arguments']}.done", **fields)
         else:
             [part] = item["content"]
-            part["text"] = "".join(self._texts)
-            self._texts.clear()
+            part["text"] = text
             fields = {name: part[name] for name in ("text", "logprobs") if name in part}
             self._emit_item(f"response.{part['type']}.done", content_index=0, **fields)
             self._emit_item("response.content_part.done", content_index=0, part=part)

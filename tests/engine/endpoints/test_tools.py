@@ -21,7 +21,7 @@ from tests.engine.endpoints.tool_models import (
     ToolScene,
 )
 from tests.engine.scripted_model import TEMPLATE, Scene
-from tidemill.engine.parsers.tool_calls import UNREAD
+from tidemill.engine.parsers.tool_calls import INCOMPLETE, UNREAD
 from tidemill.protocol.contract import Reply, StreamedReply
 
 PARIS = '{"city": "Paris"}'
@@ -109,13 +109,17 @@ def test_tools_are_rendered_only_if_they_may_be_called() -> None:
     assert choice["finish_reason"] == "stop"
 
 
-def test_a_call_that_is_cut_off_stays_content() -> None:
-    """The row has a warning in addition to the finish reason `length`."""
+def test_a_call_that_is_cut_off_has_the_beginning_of_its_arguments() -> None:
+    """The row has a warning in addition to the finish reason `length`, as in a stream."""
     scene = ToolScene(CALL)
     num_tokens = len(scene.generator.token_ids)
-    choice = scene.choice(max_tokens=num_tokens - 20)
+    choice = scene.choice(max_tokens=num_tokens - 8)
     assert choice["finish_reason"] == "length"
-    assert choice["message"]["content"].startswith('<tool_call>\n{"name": "weather"')
+    assert choice["message"]["content"] is None
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"]["arguments"] == '{"city": "'
+    assert choice["warnings"] == [INCOMPLETE]
+    choice = scene.choice(max_tokens=num_tokens - 20)
     assert "tool_calls" not in choice["message"]
     assert choice["warnings"] == [UNREAD]
 
@@ -266,9 +270,9 @@ def test_a_configured_format_overrides_the_template() -> None:
 def test_a_stop_string_inside_a_call_ends_it_there() -> None:
     """Stop strings are searched in the whole output, including marks."""
     choice = ToolScene(CALL).choice(stop="Paris")
-    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "'
     assert choice["stop_reason"] == "Paris"
-    assert choice["warnings"] == [UNREAD]
+    assert choice["warnings"] == [INCOMPLETE]
     choice = ToolScene(CALL).choice(stop="</tool_call>")
     assert choice["finish_reason"] == "tool_calls"
 
@@ -312,6 +316,19 @@ async def test_a_stream_equals_the_complete_answer(template: str, answer: str) -
     await assert_streamed_as_whole(ToolScene(answer, template))
 
 
+async def test_arguments_of_a_forced_call_arrive_token_by_token() -> None:
+    """So do those of a free one; the first delta has the name."""
+    for choice in ("required", "auto"):
+        scene = ToolScene(CALL)
+        body = {"messages": [USER], "tools": [WEATHER], "tool_choice": choice, "stream": True}
+        streamed = await scene.served.answer(CHATS, body, "req_1", 0)
+        assert isinstance(streamed, StreamedReply)
+        deltas = [chunk["choices"][0]["delta"] async for chunk in streamed.chunks]
+        first, *rest = [delta["tool_calls"][0] for delta in deltas if delta.get("tool_calls")]
+        assert first["function"]["name"] == "weather"
+        assert len(rest) == len(scene.model.tokenizer.encode(PARIS, add_special_tokens=False)) - 1
+
+
 async def test_a_stream_without_its_thinking_equals_the_answer_too() -> None:
     """A stream without output ends with empty content instead of null."""
     for answer in ("Hm.", "Hm.</think>Yes."):
@@ -343,9 +360,13 @@ async def assert_streamed_as_whole(scene: ToolScene, **fields: Any) -> None:
         for name in ("reasoning", "reasoning_content"):
             thought = "".join(d.get(name, "") for d in deltas)
             assert (thought or None) == message.get(name)
-        calls = [call for d in deltas for call in d.get("tool_calls", [])]
-        for place, call in enumerate(calls):
-            assert call.pop("index") == place
+        calls: list[dict[str, Any]] = []
+        for call in [call for d in deltas for call in d.get("tool_calls", [])]:
+            if call.pop("index") == len(calls):
+                calls.append(call)
+            else:
+                assert call.keys() == {"function"}
+                calls[-1]["function"]["arguments"] += call["function"]["arguments"]
         assert calls == message.get("tool_calls", [])
         assert own[-1]["finish_reason"] == choice["finish_reason"]
         warnings = [words for one in own for words in one.get("warnings", [])]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.engine.parsers.parsing import PARIS, TOOLS, calls_of, parsed, reading
 from tidemill.engine.parsers.parsed_output import merge_deltas, parse_text
-from tidemill.engine.parsers.tool_calls import UNREAD
+from tidemill.engine.parsers.tool_calls import INCOMPLETE, UNREAD
 
 CALL = f'{{"name": "weather", "parameters": {PARIS}}}'
 
@@ -46,7 +46,7 @@ def test_an_answer_that_only_looks_like_a_call_is_content(form: str, text: str) 
         ("llama3_json", '{"name": "weather", "age": 34}'),
         ("llama3_json", '{"name": "sing", "parameters": {}}'),
         ("llama3_json", '{"type": "function", "name": "sing", "arguments": {}}'),
-        ("llama3_json", 'I look. {"name": "weather", "parameters": {"city": "Par'),
+        ("llama3_json", 'I look. {"name": "weather", "parameters": '),
         ("llama3_json", 'I look. {"type": "function", "function": {"name": "weather", "para'),
         ("llama3_json", '[{"name": "weather", "parameters": {}}, {"name": "weather"}]'),
         ("pythonic", "[sing(song='x')]"),
@@ -64,7 +64,7 @@ def test_an_intended_call_stays_content_with_a_warning(form: str, text: str) -> 
     ("form", "text", "content"),
     [
         ("llama3_json", f"I look.\n\n{CALL}", "I look."),
-        ("llama3_json", f"For {{x}}: {CALL} Done.", "For {x}:Done."),
+        ("llama3_json", f"For {{x}}: {CALL} Done.", "For {x}:\nDone."),
         ("llama3_json", f"[{CALL}]", ""),
         ("llama3_json", f'{{"type": "function", "function": {CALL}}}', ""),
         ("llama3_json", f'{{"parameters": {PARIS}, "name": "weather"}}', ""),
@@ -146,7 +146,7 @@ def test_text_that_is_not_a_call_is_streamed_as_content(
     if not whole.calls:
         assert whole.content == text
     for call in whole.calls:
-        assert isinstance(json.loads(call.arguments), dict)
+        assert INCOMPLETE in whole.warnings or isinstance(json.loads(call.arguments), dict)
         assert call.name in TOOLS or "<|python" in text
 
 
@@ -154,7 +154,7 @@ def test_text_that_is_not_a_call_is_streamed_as_content(
 @pytest.mark.parametrize(
     "beginning",
     [
-        '{"name": "weather", "parameters": {"a": ',
+        '{"name": "weather", "parameters": [',
         '{"type": "function", "x": ',
         "[weather(a=",
         "[",

@@ -8,7 +8,7 @@ import pytest
 
 from tests.engine.parsers.parsing import PARIS, TIME, calls_of, parsed
 from tidemill.engine.parsers.parsed_output import ParsedMessage
-from tidemill.engine.parsers.tool_calls import UNREAD
+from tidemill.engine.parsers.tool_calls import INCOMPLETE, UNREAD
 
 WEATHER = "<function=weather>\n<parameter=city>\nParis\n</parameter>\n"
 
@@ -67,4 +67,5 @@ def test_a_value_may_contain_the_mark_of_a_function(start: str) -> None:
     assert calls_of(answer) == [("weather", json.dumps({"city": value}))]
     open_call = "<function=weather><parameter=city>Paris"
     answer = parsed(f"{start}{open_call}{WEATHER}</function></tool_call>", "qwen3_coder")
-    assert calls_of(answer) == [("weather", PARIS)]
+    assert calls_of(answer)[-1] == ("weather", PARIS)
+    assert answer.warnings == ((INCOMPLETE,) if start else (UNREAD,))
