@@ -36,6 +36,8 @@ _DETERMINED: Final = (
     routes.EMBEDDINGS,
     routes.SCORE,
     routes.RERANK,
+    routes.CLASSIFY,
+    routes.MODERATIONS,
     routes.GENERATIVE_SCORING,
     routes.DECISIONS,
     routes.SYSTEM_ONE,

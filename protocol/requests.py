@@ -14,21 +14,25 @@ from pydantic import BaseModel
 
 from .audio import TranscriptionRequest, TranslationRequest
 from .chat import ChatCompletionRequest
+from .classification import ClassificationRequest
 from .completions import CompletionRequest
 from .decisions.openai_body import DecisionRequest
 from .decisions.questions import MAX_ORDERS
 from .decisions.systemone_body import SystemOneRequest
-from .embeddings import EmbeddingRequest
+from .embeddings import EmbeddingRequest, InputRequest
 from .fields import MAX_CHOICES
+from .moderation import ModerationRequest
 from .names import name_of_model
 from .responses.request import ResponsesRequest
 from .routes import (
     CHAT_COMPLETIONS,
+    CLASSIFY,
     COMPLETIONS,
     DECISIONS,
     EMBEDDINGS,
     ENDPOINTS,
     GENERATIVE_SCORING,
+    MODERATIONS,
     RERANK,
     RESPONSES,
     SCORE,
@@ -44,6 +48,7 @@ from .unsupported import (
     CHAT,
     DECISION,
     GENERATION,
+    LABELS,
     RESPONSE,
     SCORES,
     SYSTEM_ONE_BODY,
@@ -77,7 +82,7 @@ _SEQUENCE_LISTS = (
 
 _MAX_CACHED_CHARS = 256
 _cached_route = lru_cache(maxsize=64)(served_route)
-_OF_TEXTS = (ChatCompletionRequest, CompletionRequest, EmbeddingRequest)
+_OF_TEXTS = (ChatCompletionRequest, CompletionRequest, InputRequest)
 _MAX_FORMS, _MAX_FORM_BYTES, _MAX_TEXTS = 256, 2**15, 64
 
 _Request = TypeVar("_Request", bound=BaseModel)
@@ -92,6 +97,8 @@ _REQUESTS: Mapping[str, type[BaseModel]] = MappingProxyType(
         SYSTEM_ONE.name: SystemOneRequest,
         EMBEDDINGS.name: EmbeddingRequest,
         RERANK.name: RerankRequest,
+        CLASSIFY.name: ClassificationRequest,
+        MODERATIONS.name: ModerationRequest,
         TRANSCRIPTIONS.name: TranscriptionRequest,
         TRANSLATIONS.name: TranslationRequest,
     }
@@ -103,6 +110,8 @@ _NEUTRAL_VALUES: Mapping[type[BaseModel], NeutralValues] = MappingProxyType(
         EmbeddingRequest: VECTORS,
         ScoreRequest: SCORES,
         RerankRequest: SCORES,
+        ClassificationRequest: LABELS,
+        ModerationRequest: LABELS,
         GenerativeScoringRequest: SCORES,
         DecisionRequest: DECISION,
         SystemOneRequest: SYSTEM_ONE_BODY,

@@ -11,6 +11,7 @@ from ..scheduling.sequence import SequenceRequest, SequenceResult
 from ..scheduling.speech import SpeechRequest, SpeechResult
 from ..text.text_model import TextModel
 from .chat import ChatCompletions
+from .classification import Classify
 from .completions import Completions
 from .decisions.chat_reader import ChatReader
 from .decisions.code_readout import CodeReader
@@ -26,6 +27,7 @@ from .endpoint import Endpoint
 from .generative_scoring import GenerativeScoring
 from .image_inputs import ImageSupport
 from .media_fetch import Fetch, MediaFetcher, RecordingFetcher
+from .moderation import Moderations
 from .responses import Responses
 from .scoring import Rerank, Score
 from .tokens import Detokenize, Tokenize, TokenizerInfo
@@ -79,11 +81,15 @@ def token_endpoints(
 def encoder_endpoints(
     model: EncoderModel,
 ) -> tuple[Endpoint[EncodingRequest, EncodingResult, Any], ...]:
-    """Return the endpoints of an embedding model, a reranker or a decision model."""
+    """Return the endpoints of an embedding model, a reranker, a classifier or a decision model."""
     if (reader := _head_reader(model)) is not None:
         return (Decisions(reader), SystemOne(reader))
-    scores = (Score(model), Rerank(model))
-    return (Embeddings(model), *scores) if model.description.task == "embed" else scores
+    task, labels = model.description.task, model.description.labels
+    classify = (Classify(model), Moderations(model)) if labels else ()
+    if task == "classify":
+        return classify
+    vectors = (Embeddings(model),) if task == "embed" else ()
+    return (*vectors, Score(model), Rerank(model), *classify)
 
 
 def speech_endpoints(
