@@ -37,6 +37,8 @@ _DETERMINED: Final = (
     routes.COHERE_EMBED,
     routes.SCORE,
     routes.RERANK,
+    routes.CLASSIFY,
+    routes.MODERATIONS,
     routes.GENERATIVE_SCORING,
     routes.DECISIONS,
     routes.SYSTEM_ONE,

@@ -63,10 +63,11 @@ Exceptions in these families:
 |---|---|---|---|
 {left_out}
 
-## Vectors, scores and recordings
+## Vectors, scores, labels and recordings
 {encoders}
 
-Decoders published as embedding or reranking models work too
+Decoders published as embedding, reranking or classification models work too, and transformers'
+classes of other encoders, such as DeBERTa
 ([how the kind is detected](parameters.md#which-models-give-vectors-or-scores)).
 
 ## Decisions
@@ -137,7 +138,9 @@ def page() -> str:
             "Without adapters", (kind for kind in kinds if not FAMILIES[kind].takes_adapters)
         ),
         with_images=_sentence("With images", filter(_takes_images, kinds)),
-        encoders=_sentence(f"For recordings `{KIND}`; for vectors and scores", sorted(ENCODERS)),
+        encoders=_sentence(
+            f"For recordings `{KIND}`; for vectors, scores and labels", sorted(ENCODERS)
+        ),
         codes=CODES,
         joint=JOINT,
         laya=LAYA,

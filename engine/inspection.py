@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from tidemill.protocol.contract import EngineError
-from tidemill.protocol.routes import DECISIONS
+from tidemill.protocol.routes import CLASSIFY, DECISIONS
 
 from .config import EngineConfig
 from .errors import ModelRefused, first_line_of
@@ -50,7 +50,7 @@ from .tasks.speech import SpeechTask
 from .text.chat_template import read_chat_template
 from .text.vocabulary import Vocabulary, load_vocabulary, recall_vocabulary
 
-Gives = Literal["text", "vectors or scores", "decisions", "what recordings say"]
+Gives = Literal["text", "vectors or scores", "labels", "decisions", "what recordings say"]
 ENGLISH_ONLY = "this is an English-only model: it does not support other languages or translations"
 NO_TEMPLATE = (
     "a chat template: only text completions work; --chat-template names one for conversations"
@@ -110,8 +110,9 @@ def inspect_model(config: EngineConfig, *, chat_template: str | None = None) -> 
     task = find_task(find_folder(config.model), config)
     make: Callable[[EngineConfig], ModelPlan] = plan_model
     if isinstance(task, PoolingTask):
-        decides = DECISIONS.name in (endpoints_of(config) or ())
-        gives: Gives = "decisions" if decides else "vectors or scores"
+        given: dict[str, Gives] = {DECISIONS.name: "decisions", CLASSIFY.name: "labels"}
+        first = next(iter(endpoints_of(config) or ()), "")
+        gives = given.get(first, "vectors or scores")
         report, make = replace(report, gives=gives), _plan_encoder
     elif isinstance(task, SpeechTask):
         report, make = replace(report, gives="what recordings say"), _plan_speech

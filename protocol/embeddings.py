@@ -51,42 +51,52 @@ TYPE_CODES: Mapping[str, str] = MappingProxyType(
 """The code of each element type in `struct` and numpy."""
 
 
-class EmbeddingRequest(PoolingRequest):
-    """The body of a request to `/v1/embeddings`: `input`, or `messages` for the model's template.
-
-    `prompt_name` selects one of the model's predefined prompts for texts.
-    """
+class InputRequest(PoolingRequest):
+    """Fields of requests with an `input`, or `messages` for the model's template."""
 
     input: Prompts | None = None
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)] | None = None
 
-    encoding_format: EncodingFormat | None = None
-    output_dtype: OutputDtype | None = None
-    dimensions: Annotated[Whole, Field(ge=1)] | None = None
-    normalize: bool | None = None
     add_special_tokens: bool | None = None
-    prompt_name: Text | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
     @model_validator(mode="after")
-    def _agree(self) -> Self:
-        """Refuse parameters that contradict each other."""
+    def _agree_on_input(self) -> Self:
+        """Refuse a body without an input, and parameters that contradict each other."""
         if self.input is None and self.messages is None:
             raise RequestError("`input` is required.", param="input")
         if self.input is not None and self.messages is not None:
             raise RequestError("`input` and `messages` cannot be used together.", param="messages")
-        has_texts = self.input is not None and isinstance(self.input[0], str)
-        if self.prompt_name is not None and not has_texts:
-            raise RequestError(
-                "`prompt_name` is only supported for text `input`, not for messages or token IDs.",
-                param="prompt_name",
-            )
         if self.continue_final_message and self.add_generation_prompt:
             raise RequestError(
                 "`continue_final_message` and `add_generation_prompt` cannot both be true: one"
                 " continues the last message, the other starts a new one.",
                 param="continue_final_message",
+            )
+        return self
+
+
+class EmbeddingRequest(InputRequest):
+    """The body of a request to `/v1/embeddings`.
+
+    `prompt_name` selects one of the model's predefined prompts for texts.
+    """
+
+    encoding_format: EncodingFormat | None = None
+    output_dtype: OutputDtype | None = None
+    dimensions: Annotated[Whole, Field(ge=1)] | None = None
+    normalize: bool | None = None
+    prompt_name: Text | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        """Refuse parameters that contradict each other."""
+        has_texts = self.input is not None and isinstance(self.input[0], str)
+        if self.prompt_name is not None and not has_texts:
+            raise RequestError(
+                "`prompt_name` is only supported for text `input`, not for messages or token IDs.",
+                param="prompt_name",
             )
         values = {self.normalize, self.use_activation} - {None}
         if len(values) > 1:

@@ -21,8 +21,8 @@ _ITEMS: dict[type, str] = {str: "a string", int: "a token ID", list: "a list of 
 Prompt = str | list[int]
 
 
-def _prompts(value: object) -> list[Prompt]:
-    """Return the prompts as a list, from any of the four forms."""
+def prompts_of(value: object) -> list[Prompt]:
+    """Return the prompts as a list, from any of the four forms; raise ValueError for another."""
     if isinstance(value, str):
         return [_checked(value)]
     if not isinstance(value, list):
@@ -72,14 +72,14 @@ def _are_all(items: Sequence[object], kind: type) -> bool:
 
 def _prompt(value: object) -> Prompt:
     """Return one prompt."""
-    prompts = _prompts(value)
+    prompts = prompts_of(value)
     if len(prompts) > 1:
         raise ValueError("must be one string or one list of token IDs")
     return prompts[0]
 
 
 OnePrompt = Annotated[Prompt, PlainValidator(_prompt)]
-Prompts = Annotated[list[Prompt], PlainValidator(_prompts)]
+Prompts = Annotated[list[Prompt], PlainValidator(prompts_of)]
 
 
 MAX_TOKENS = 2**20

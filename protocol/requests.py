@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from .audio import TranscriptionRequest, TranslationRequest
 from .chat import ChatCompletionRequest
+from .classification import ClassificationRequest
 from .cohere_embed import CohereEmbedRequest
 from .completions import CompletionRequest
 from .decisions.openai_body import DecisionRequest
@@ -21,16 +22,19 @@ from .decisions.questions import MAX_ORDERS
 from .decisions.systemone_body import SystemOneRequest
 from .embeddings import EmbeddingRequest
 from .fields import MAX_CHOICES
+from .moderation import ModerationRequest
 from .names import name_of_model
 from .responses.request import ResponsesRequest
 from .routes import (
     CHAT_COMPLETIONS,
+    CLASSIFY,
     COHERE_EMBED,
     COMPLETIONS,
     DECISIONS,
     EMBEDDINGS,
     ENDPOINTS,
     GENERATIVE_SCORING,
+    MODERATIONS,
     RERANK,
     RESPONSES,
     SCORE,
@@ -47,6 +51,7 @@ from .unsupported import (
     COHERE,
     DECISION,
     GENERATION,
+    LABELS,
     RESPONSE,
     SCORES,
     SYSTEM_ONE_BODY,
@@ -96,6 +101,8 @@ _REQUESTS: Mapping[str, type[BaseModel]] = MappingProxyType(
         EMBEDDINGS.name: EmbeddingRequest,
         COHERE_EMBED.name: CohereEmbedRequest,
         RERANK.name: RerankRequest,
+        CLASSIFY.name: ClassificationRequest,
+        MODERATIONS.name: ModerationRequest,
         TRANSCRIPTIONS.name: TranscriptionRequest,
         TRANSLATIONS.name: TranslationRequest,
     }
@@ -108,6 +115,8 @@ _NEUTRAL_VALUES: Mapping[type[BaseModel], NeutralValues] = MappingProxyType(
         CohereEmbedRequest: COHERE,
         ScoreRequest: SCORES,
         RerankRequest: SCORES,
+        ClassificationRequest: LABELS,
+        ModerationRequest: LABELS,
         GenerativeScoringRequest: SCORES,
         DecisionRequest: DECISION,
         SystemOneRequest: SYSTEM_ONE_BODY,

@@ -35,6 +35,7 @@ class Route:
 
 _WRITES = "a text generation model"
 _SCORES = "a reranker or an embedding model"
+_LABELS = "a classifier"
 _DECIDES = "a text generation or decision model"
 _HEARS = "a speech recognition model"
 
@@ -60,6 +61,10 @@ DECISIONS = Route("/v1/decisions", _DECIDES, exact=frozenset({"/v1/decisions", "
 SYSTEM_ONE = Route("/v1/systemone", _DECIDES, exact=frozenset({"/v1/systemone", "/systemone"}))
 SCORE = Route("/v1/score", _SCORES, suffix="/score")
 RERANK = Route("/v1/rerank", _SCORES, suffix="/rerank")
+CLASSIFY = Route("/v1/classify", _LABELS, exact=frozenset({"/v1/classify", "/classify"}))
+MODERATIONS = Route(
+    "/v1/moderations", _LABELS, exact=frozenset({"/v1/moderations", "/moderations"})
+)
 TRANSCRIPTIONS = Route(
     "/v1/audio/transcriptions", _HEARS, exact=frozenset({"/v1/audio/transcriptions"})
 )
@@ -84,6 +89,8 @@ ROUTES: tuple[Route, ...] = (
     COHERE_EMBED,
     SCORE,
     RERANK,
+    CLASSIFY,
+    MODERATIONS,
     TRANSCRIPTIONS,
     TRANSLATIONS,
 )
@@ -99,6 +106,8 @@ ENDPOINTS = (
     COHERE_EMBED.name,
     SCORE.name,
     RERANK.name,
+    CLASSIFY.name,
+    MODERATIONS.name,
     TRANSCRIPTIONS.name,
     TRANSLATIONS.name,
 )

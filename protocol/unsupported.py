@@ -72,6 +72,14 @@ _SCORES: dict[str, tuple[object, ...]] = {
     "max_chunks_per_doc": (),
 }
 
+# Of classifiers elsewhere: labels that the model was not trained for, and other forms of output.
+_LABELS: dict[str, tuple[object, ...]] = {
+    "candidate_labels": (),
+    "hypothesis_template": (),
+    "function_to_apply": (),
+    "top_k": (),
+}
+
 GENERATION: NeutralValues = MappingProxyType(_TOOLS | _DECODING | _INPUT | _OUTPUT)
 _OF_CHATS = frozenset({"tools", "tool_choice", "thinking_token_budget"})
 CHAT: NeutralValues = MappingProxyType(
@@ -81,6 +89,7 @@ _POOLING = _INPUT | _VECTORS
 VECTORS: NeutralValues = MappingProxyType(_POOLING)
 COHERE: NeutralValues = MappingProxyType({**_INPUT, "images": ([],)})
 SCORES: NeutralValues = MappingProxyType(_POOLING | _SCORES)
+LABELS: NeutralValues = MappingProxyType(_POOLING | _LABELS)
 
 # Decisions are read, not generated; a joint read needs a diffusion model.
 _READS: dict[str, tuple[object, ...]] = {

@@ -21,7 +21,6 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, aclosing, suppress
 from dataclasses import fields
 from difflib import get_close_matches
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from tidemill.offline.arguments.parser import Parser
@@ -45,6 +44,7 @@ from .errors import RequestFailed, TidemillError
 from .in_flight import MAX_WAIT_SECONDS, InFlight, Sent, answers_to
 from .progress import Progress, progress_of
 from .public import public
+from .text_items import Text, items_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
 CHAT: Final = "/v1/chat/completions"
 EMBEDDINGS: Final = "/v1/embeddings"
+_CLASSIFY: Final = "/v1/classify"
 _DECISIONS: Final = "/v1/decisions"
-_TEXTS_PER_REQUEST = 64
 _END: Final = object()
 """Marks the end of an async iterable, which may yield any malformed request."""
 
@@ -156,19 +156,29 @@ class Engine:
 
         from tidemill.protocol.embeddings import TYPE_CODES
 
-        remaining, bodies = iter(texts), []
-        while some := list(islice(remaining, _TEXTS_PER_REQUEST)):
-            bodies.append({**params, "input": some, "encoding_format": "base64"})
-        vectors = []
-        num_texts = sum(len(body["input"]) for body in bodies)
-        with progress_of("texts", num_texts, is_wanted=progress) as shown:
-            for answer in self.answer_many(bodies, url=EMBEDDINGS, progress=False):
-                if isinstance(answer, RequestFailed):
-                    raise answer
-                data, code = answer["data"], TYPE_CODES[answer.get("output_dtype", "float")]
-                vectors += [np.frombuffer(b64decode(one["embedding"]), f"<{code}") for one in data]
-                shown.add(len(data))
-        return np.stack(vectors) if vectors else np.zeros((0, 0), np.float32)
+        params |= {"encoding_format": "base64"}
+        items = [*items_of(self.answer_many, texts, EMBEDDINGS, params, progress=progress)]
+        if not items:
+            return np.zeros((0, 0), np.float32)
+        code = TYPE_CODES[params.get("output_dtype") or "float"]
+        return np.stack([np.frombuffer(b64decode(one["embedding"]), f"<{code}") for one in items])
+
+    def classify(
+        self, texts: Iterable[Text], *, progress: bool = True, **params: Any
+    ) -> list[dict[str, Any]]:
+        """Return the label of each text or pair of texts, and the number of each label.
+
+        `params` are parameters of `/v1/classify`. A classifier of moods may return
+        `{"label": "good", "score": 0.9, "scores": {"bad": 0.1, "good": 0.9}}` for a text.
+        """
+        return [
+            {
+                "label": item["label"],
+                "score": max(item["probs"]),
+                "scores": dict(zip(item["labels"], item["probs"], strict=True)),
+            }
+            for item in items_of(self.answer_many, texts, _CLASSIFY, params, progress=progress)
+        ]
 
     def decide(
         self, input: DecisionInput, questions: Questions, **params: Any

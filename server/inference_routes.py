@@ -17,12 +17,14 @@ from tidemill.protocol.contract import Reply, StreamedReply
 from tidemill.protocol.requests import num_sequences
 from tidemill.protocol.routes import (
     CHAT_COMPLETIONS,
+    CLASSIFY,
     COHERE_EMBED,
     COMPLETIONS,
     DECISIONS,
     DETOKENIZE,
     EMBEDDINGS,
     GENERATIVE_SCORING,
+    MODERATIONS,
     RESPONSES,
     SYSTEM_ONE,
     TOKENIZE,
@@ -43,7 +45,7 @@ _GENERATION = (
     *(CHAT_COMPLETIONS, RESPONSES, COMPLETIONS),
     *(GENERATIVE_SCORING, DECISIONS, SYSTEM_ONE),
 )
-_OTHERS = (EMBEDDINGS, COHERE_EMBED, TOKENIZE, DETOKENIZE)
+_OTHERS = (EMBEDDINGS, COHERE_EMBED, CLASSIFY, MODERATIONS, TOKENIZE, DETOKENIZE)
 # In batch files any URL may end in `/score` or `/rerank`; a server needs the full paths.
 _SCORES = ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from io import BytesIO
 from itertools import islice
 from typing import Any
@@ -31,7 +31,8 @@ _LINES = ("application/jsonlines", "application/x-ndjson", "application/jsonl")
 _MAX_PAYLOAD_MB = 25  # SageMaker's limit for a payload
 _MOST_AT_ONCE = 64
 
-# The endpoint of a body without a URL, by the field that only its requests have.
+# The endpoint of a body without a URL, by the field that only its requests have. The `input` of a
+# classifier, which has no embeddings, is labeled.
 _URLS = {
     "messages": urls.CHAT_COMPLETIONS,
     "prompt": urls.COMPLETIONS,
@@ -77,7 +78,8 @@ class Invocations(InferenceRoute):
         check_content_type(scope, _JSON, *_LINES)
         if media_type(scope) not in _LINES:
             async with self.context.body_reader.read(scope, receive, parse_object) as body:
-                await self.answer(*_parse_request(body), scope, receive, send)
+                endpoints = self.context.engine.info().endpoints
+                await self.answer(*_parse_request(body, endpoints), scope, receive, send)
             return
         async with self.context.body_reader.read(scope, receive, _lines) as lines:
             with self.context.admission.admit():
@@ -89,14 +91,17 @@ async def _lines(data: bytes) -> Iterator[RawLine]:
     return read_lines(BytesIO(data))
 
 
-def _parse_request(body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _parse_request(
+    body: dict[str, Any], endpoints: Sequence[str] = ()
+) -> tuple[str, dict[str, Any]]:
     """Return the URL and body of a request, from a bare body or a line of a batch file."""
     url, inner = body.get("url"), body.get("body")
     if isinstance(url, str) and isinstance(inner, dict):
         return url, inner
     for field, route in _URLS.items():
         if field in body:
-            return route.name, body
+            is_labeled = route is urls.EMBEDDINGS and urls.CLASSIFY.name in endpoints
+            return (urls.CLASSIFY if is_labeled else route).name, body
     raise RequestError(
         f"The body matches no endpoint: it needs one of {', '.join(_URLS)}, or both `url` and"
         " `body`.",

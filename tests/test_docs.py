@@ -89,7 +89,7 @@ def test_every_parser_has_its_row(flag: str, parsers: Mapping[str, object]) -> N
     ("heading", "tables"),
     [
         ("Chat and text completions", [unsupported.GENERATION]),
-        ("Vectors and scores", [unsupported.VECTORS, unsupported.SCORES]),
+        ("Vectors and scores", [unsupported.VECTORS, unsupported.SCORES, unsupported.LABELS]),
         ("Decisions", [unsupported.DECISION, unsupported.SYSTEM_ONE_BODY]),
         ("Recordings", [unsupported.TRANSCRIPTION, unsupported.TRANSLATION]),
     ],

@@ -21,7 +21,7 @@ _NOT_COMPARED = ("id", "created", "created_at", "model", "object", "usage", "sys
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Texts of all choices, or numbers: each vector, or all scores; a decision has both.
+    """Texts of all choices, or numbers: each vector, or all scores; decisions and labels have both.
 
     `finish_reasons` are those of the choices, `num_tokens` is the number of generated tokens.
     """
@@ -63,7 +63,7 @@ def answer_of(body: Mapping[str, Any]) -> Answer:
         return Answer(("\n".join(lines),), shares if any(shares) else (), num_tokens=tokens)
     vectors = _vectors_of(body)
     if vectors:
-        return Answer(vectors=vectors, num_tokens=tokens)
+        return Answer(_labels_of(body, vectors), vectors, num_tokens=tokens)
     if isinstance(text := body.get("text"), str):
         return Answer((text,), num_tokens=tokens)
     if isinstance(items := body.get("output"), list):
@@ -225,8 +225,17 @@ def _vectors_of(body: Mapping[str, Any]) -> tuple[Sequence[float], ...]:
     return tuple(vector for vector in vectors if vector is not None) if all(vectors) else ()
 
 
+def _labels_of(body: Mapping[str, Any], vectors: Sequence[Sequence[float]]) -> tuple[str, ...]:
+    """Return the label of each text with its number; empty for vectors and scores."""
+    return tuple(
+        f"{_as_text(item['label'])} ({max(vector):.3f})"
+        for item, vector in zip(_items_by_index(body), vectors, strict=False)
+        if "label" in item
+    )
+
+
 def _vector_of(item: Mapping[str, Any], type_code: str | None) -> Sequence[float] | None:
-    found = item.get("embedding")
+    found = item.get("embedding", item.get("probs"))
     if found is None:
         found = [item.get("score", item.get("relevance_score"))]
     if isinstance(found, str):

@@ -21,7 +21,13 @@ _MAX_TEXT_BYTES: Final = 2**17
 _MAX_OUTPUT: Final = 2**20
 _READING: Final = (
     *(routes.EMBEDDINGS, routes.COHERE_EMBED, routes.SCORE, routes.RERANK),
-    *(routes.GENERATIVE_SCORING, routes.DECISIONS, routes.SYSTEM_ONE),
+    *(
+        routes.GENERATIVE_SCORING,
+        routes.DECISIONS,
+        routes.SYSTEM_ONE,
+        routes.CLASSIFY,
+        routes.MODERATIONS,
+    ),
 )
 
 

@@ -16,10 +16,12 @@ from tidemill.protocol.decisions.questions import Layout
 from tidemill.protocol.requests import PROMPT_FIELDS, request_types
 from tidemill.protocol.routes import (
     CHAT_COMPLETIONS,
+    CLASSIFY,
     COMPLETIONS,
     DECISIONS,
     EMBEDDINGS,
     ENDPOINTS,
+    MODERATIONS,
     RESPONSES,
     Route,
     find_route,
@@ -50,6 +52,7 @@ VectorType = Literal["float32", "float16", "int8"]
 MAX_DEPTH: Final = 64
 """Nesting limit of a recipe's values; a JSON schema needs two or three levels per value."""
 
+_INSTEAD: Final = {RESPONSES: CHAT_COMPLETIONS, MODERATIONS: CLASSIFY}
 _MAX_INT_BITS: Final = 64
 _MAX_SUGGESTED: Final = 1_000
 _MAX_NAME_CHARS: Final = 100
@@ -158,11 +161,8 @@ def parse_recipe(given: Mapping[str, Any], *, may_escalate: bool = False) -> Rec
     params = given.get("params", {})
     if not isinstance(params, Mapping):
         raise RecipeError("`params` must be a table, such as params = {temperature = 0}")
-    if route is RESPONSES:
-        raise RecipeError(
-            f"{route.name} does not support tables: use {CHAT_COMPLETIONS.name}, which gives the "
-            "same answers"
-        )
+    if (instead := _INSTEAD.get(route)) is not None:
+        raise RecipeError(f"{route.name} does not support tables: use {instead.name}")
     if route is EMBEDDINGS and params.get("output_dtype") is not None:
         raise RecipeError("`params.output_dtype` does not support tables: use `vectors`")
     _check_questions(given, route, params, has_questions=bool(questions))
@@ -395,7 +395,7 @@ def _prompt_field(prompt: Any, route: Route) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": prompt}]}
     if route is COMPLETIONS:
         return {"prompt": prompt}
-    if route in {EMBEDDINGS, DECISIONS}:
+    if route in {EMBEDDINGS, CLASSIFY, DECISIONS}:
         return {"input": prompt}
     names = request_types(route)[0].model_fields
     own = next((name for name in names if name in PROMPT_FIELDS and name != "prompt"), None)

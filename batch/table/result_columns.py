@@ -13,6 +13,7 @@ from pydantic_core import from_json, to_json
 
 from tidemill.protocol.routes import (
     CHAT_COMPLETIONS,
+    CLASSIFY,
     COMPLETIONS,
     DECISIONS,
     EMBEDDINGS,
@@ -30,6 +31,7 @@ from .answer_types import JSON_TEXT, column_of_answers, fields_of_schema, is_jso
 from .cascade_keys import MODEL_COLUMNS
 from .confidence_columns import confidence_columns
 from .errors import RecipeError
+from .label_columns import label_columns, label_fields
 from .question_columns import all_question_fields, question_columns
 from .question_counts import QuestionCounts
 from .questions import CALIBRATED, Probabilities, check_free_columns, probabilities_of
@@ -44,11 +46,18 @@ PREFIX: Final = "output_"
 USAGE: Final = pa.struct(
     [(name, pa.int64()) for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
 )
+_SCORES: Final = pa.field("scores", pa.list_(pa.float64()))
 _RANKED: Final = pa.list_(pa.struct([("index", pa.int64()), ("relevance_score", pa.float64())]))
+_NUMBERS: Final = {
+    SCORE: _SCORES,
+    GENERATIVE_SCORING: _SCORES,
+    RERANK: pa.field("results", _RANKED),
+}
 _VECTOR_TYPES: Final = {"float32": pa.float32(), "float16": pa.float16(), "int8": pa.int8()}
 _FLOAT_BYTES = 4
 _INT8_SCALE = 127.0
 _VECTOR_START = b'"embedding":"'
+_NUM_CLASSES = b'"num_classes":'
 _REASONING = b'"reasoning":"'
 _TOOL_CALLS = b'"tool_calls":['
 _CUT_OFF = "cut off at the token limit (finish_reason `length`): raise max_tokens."
@@ -59,26 +68,29 @@ _NOT_AN_OBJECT = "The answer is not a JSON object of the schema."
 class ResultFacts:
     """Facts about all rows that determine the column types.
 
-    `num_floats` is the length of a vector, 0 without vectors. If a row has no vector the column
-    is a list of any length: pyarrow 25 does not read Parquet's fixed-length lists with nulls.
+    With `has_many` a request has several texts. `num_floats` is the length of a vector, 0 without
+    vectors. If a row has no vector the column is a list of any length: pyarrow 25 does not read
+    Parquet's fixed-length lists with nulls.
     """
 
     has_reasoning: bool = False
     has_tool_calls: bool = False
     num_floats: int = 0
-    has_many_vectors: bool = False
+    has_many: bool = False
     has_missing_vectors: bool = False
 
     @property
     def vector_size(self) -> int:
         """Length of the list type of a vector; -1 for a list of any length."""
-        is_null = self.has_missing_vectors and not self.has_many_vectors
+        is_null = self.has_missing_vectors and not self.has_many
         return -1 if is_null or not self.num_floats else self.num_floats
 
     @classmethod
     def of_rows(cls, rows: Iterable[bytes], recipe: Recipe) -> Self:
         """Read all rows once."""
         facts, is_embedding = cls(), recipe.route is EMBEDDINGS
+        if recipe.route is CLASSIFY:
+            return cls(has_many=any(row.count(_NUM_CLASSES) > 1 for row in rows))
         for row in rows:
             if not is_embedding:
                 if _REASONING in row and not facts.has_reasoning:
@@ -89,8 +101,8 @@ class ResultFacts:
             if not facts.num_floats and (found := _without_vectors(row)[1]):
                 facts = replace(facts, num_floats=len(a2b_base64(found[0])) // _FLOAT_BYTES)
             num_vectors = row.count(_VECTOR_START)
-            if num_vectors > 1 and not facts.has_many_vectors:
-                facts = replace(facts, has_many_vectors=True)
+            if num_vectors > 1 and not facts.has_many:
+                facts = replace(facts, has_many=True)
             if not num_vectors and not facts.has_missing_vectors:
                 facts = replace(facts, has_missing_vectors=True)
         return facts
@@ -189,13 +201,13 @@ class ResultColumns:
             fields.append(pa.field("finish_reason", text))
         elif recipe.route is EMBEDDINGS:
             vector = pa.list_(_VECTOR_TYPES[recipe.vectors], facts.vector_size)
-            fields = [pa.field("embedding", pa.list_(vector) if facts.has_many_vectors else vector)]
-        elif recipe.route in {SCORE, GENERATIVE_SCORING}:
-            fields = [pa.field("scores", pa.list_(pa.float64()))]
+            fields = [pa.field("embedding", pa.list_(vector) if facts.has_many else vector)]
+        elif recipe.route in _NUMBERS:
+            fields = [_NUMBERS[recipe.route]]
+        elif recipe.route is CLASSIFY:
+            fields = label_fields(has_many=facts.has_many)
         elif recipe.route is DECISIONS:
             fields = all_question_fields(recipe.questions)
-        elif recipe.route is RERANK:
-            fields = [pa.field("results", _RANKED)]
         elif recipe.route in {TRANSCRIPTIONS, TRANSLATIONS}:
             fields = [pa.field("text", pa.string())]
         else:
@@ -219,15 +231,13 @@ class ResultColumns:
             match field.name:
                 case "embedding" if self._recipe.route is EMBEDDINGS:
                     columns["embedding"] = self._vectors(vectors, len(bodies), field.type)
-                case "scores" | "results" if self._recipe.route in {
-                    SCORE,
-                    GENERATIVE_SCORING,
-                    RERANK,
-                }:
+                case "scores" | "results" if self._recipe.route in _NUMBERS:
                     values = [_scores(body, field.name) for body in bodies]
                     columns[field.name] = pa.array(values, field.type)
         if self._recipe.route in {CHAT_COMPLETIONS, COMPLETIONS}:
             return columns | self._choice_columns(bodies)
+        if self._recipe.route is CLASSIFY:
+            return columns | label_columns(bodies, has_many=self._facts.has_many)
         if self._recipe.route is DECISIONS:
             return columns | self._question_columns(bodies)
         if self._recipe.route in {TRANSCRIPTIONS, TRANSLATIONS}:
@@ -311,7 +321,7 @@ class ResultColumns:
         if pa.types.is_fixed_size_list(kind):
             return pa.FixedSizeListArray.from_arrays(values, type=kind)
         step = size
-        if self._facts.has_many_vectors:
+        if self._facts.has_many:
             values, step = pa.FixedSizeListArray.from_arrays(values, type=kind.value_type), 1
         offsets, end = [], 0
         for texts in each:

@@ -11,6 +11,7 @@ from ..scheduling.sequence import SequenceRequest, SequenceResult
 from ..scheduling.speech import SpeechRequest, SpeechResult
 from ..text.text_model import TextModel
 from .chat import ChatCompletions
+from .classification import Classify
 from .cohere_embed import CohereEmbed
 from .completions import Completions
 from .decisions.chat_reader import ChatReader
@@ -27,6 +28,7 @@ from .endpoint import Endpoint
 from .generative_scoring import GenerativeScoring
 from .image_inputs import ImageSupport
 from .media_fetch import Fetch, MediaFetcher, RecordingFetcher
+from .moderation import Moderations
 from .responses import Responses
 from .scoring import Rerank, Score
 from .tokens import Detokenize, Tokenize, TokenizerInfo
@@ -80,11 +82,15 @@ def token_endpoints(
 def encoder_endpoints(
     model: EncoderModel,
 ) -> tuple[Endpoint[EncodingRequest, EncodingResult, Any], ...]:
-    """Return the endpoints of an embedding model, a reranker or a decision model."""
+    """Return the endpoints of an embedding model, a reranker, a classifier or a decision model."""
     if (reader := _head_reader(model)) is not None:
         return (Decisions(reader), SystemOne(reader))
-    scores = (Score(model), Rerank(model))
-    if model.description.task != "embed":
+    task, labels = model.description.task, model.description.labels
+    classify = (Classify(model), Moderations(model)) if labels else ()
+    if task == "classify":
+        return classify
+    scores = (Score(model), Rerank(model), *classify)
+    if task != "embed":
         return scores
     embeddings = Embeddings(model)
     return (embeddings, CohereEmbed(embeddings), *scores)

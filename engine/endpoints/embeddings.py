@@ -79,20 +79,7 @@ class Embeddings:
     ) -> TextDraft[list[EncodingRequest]]:
         """Draft a sequence for each input, which is the field `param` of the body."""
         if request.messages is not None:
-            text = self._requests.render(
-                request.messages,
-                created=created,
-                add_generation_prompt=bool(request.add_generation_prompt),
-                continue_final_message=bool(request.continue_final_message),
-                variables=request.chat_template_kwargs,
-            )
-            # Templates write the opening special tokens themselves, so none are added by default.
-            return self._requests.from_prompts(
-                [text],
-                request,
-                param="messages",
-                add_special_tokens=bool(request.add_special_tokens),
-            )
+            return self._requests.from_conversation(request, created=created)
         return self._requests.from_prompts(
             request.input or [],
             request,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tidemill.protocol.embeddings import PoolingRequest
+from tidemill.protocol.embeddings import InputRequest, PoolingRequest
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.messages import Message
 from tidemill.protocol.prompts import Prompt
@@ -92,11 +92,32 @@ class EncodingRequestBuilder:
 
         return TextDraft(reader, parts, add_special_tokens, complete)
 
+    def from_conversation(
+        self, request: InputRequest, *, created: int
+    ) -> TextDraft[list[EncodingRequest]]:
+        """Draft the sequence of `messages`, rendered by the chat template.
+
+        Templates write the opening special tokens themselves, so none are added by default.
+        """
+        text = self.render(
+            request.messages or [],
+            created=created,
+            add_generation_prompt=bool(request.add_generation_prompt),
+            continue_final_message=bool(request.continue_final_message),
+            variables=request.chat_template_kwargs,
+        )
+        return self.from_prompts(
+            [text],
+            request,
+            param="messages",
+            add_special_tokens=bool(request.add_special_tokens),
+        )
+
     def from_pairs(
         self,
         firsts: Sequence[str],
         seconds: Sequence[str],
-        request: ScoringRequest,
+        request: PoolingRequest,
         *,
         param: str,
         created: int,
@@ -114,7 +135,7 @@ class EncodingRequestBuilder:
                 self._reader, (), add_special_tokens=False, complete=lambda _: requests
             )
         for name in ("instruction", "chat_template_kwargs"):
-            if getattr(request, name) is not None:
+            if getattr(request, name, None) is not None:
                 raise RequestError(
                     f"`{name}` requires a chat template, and this model has none for pairs: "
                     "pass `--chat-template`.",
@@ -165,11 +186,12 @@ class EncodingRequestBuilder:
         return self._reader.num_prefix_tokens(prefix, add_special_tokens=add_special_tokens)
 
     def _template_pairs(
-        self, firsts: Sequence[str], seconds: Sequence[str], request: ScoringRequest, created: int
+        self, firsts: Sequence[str], seconds: Sequence[str], request: PoolingRequest, created: int
     ) -> list[list[int]]:
         cut = self._truncation(request)
         heads = list(firsts) * (len(seconds) if len(firsts) == 1 else 1)
-        instruction = {} if request.instruction is None else {"instruction": request.instruction}
+        named = request.instruction if isinstance(request, ScoringRequest) else None
+        instruction = {} if named is None else {"instruction": named}
         variables = {
             "add_generation_prompt": False,
             **self._model.description.template_variables,

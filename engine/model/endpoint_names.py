@@ -11,11 +11,13 @@ from dataclasses import replace
 from tidemill.protocol.contract import EngineError
 from tidemill.protocol.routes import (
     CHAT_COMPLETIONS,
+    CLASSIFY,
     COHERE_EMBED,
     COMPLETIONS,
     DECISIONS,
     EMBEDDINGS,
     GENERATIVE_SCORING,
+    MODERATIONS,
     RERANK,
     RESPONSES,
     SCORE,
@@ -34,6 +36,7 @@ _SPEECH_TYPE = "whisper"
 _POOLED: dict[PoolingTask, list[Route]] = {
     "embed": [EMBEDDINGS, COHERE_EMBED, SCORE, RERANK],
     "score": [SCORE, RERANK],
+    "classify": [CLASSIFY, MODERATIONS],
     "decide": [DECISIONS, SYSTEM_ONE],
 }
 
@@ -53,6 +56,8 @@ def endpoints_of(config: EngineConfig) -> tuple[str, ...] | None:
         return None
     if pooled is not None:
         routes = _POOLED[pooled.task]
+        if pooled.task == "score" and pooled.labels:
+            routes = [*routes, *_POOLED["classify"]]
     elif description.get("model_type") == _SPEECH_TYPE:
         routes = [TRANSCRIPTIONS, TRANSLATIONS]
     else:

@@ -13,7 +13,7 @@ from pydantic_core import to_json
 from tidemill.batch.file.expected_tokens import max_output_tokens
 from tidemill.protocol.chat import ChatCompletionRequest
 from tidemill.protocol.completions import CompletionRequest
-from tidemill.protocol.embeddings import EmbeddingRequest
+from tidemill.protocol.embeddings import InputRequest
 from tidemill.protocol.prompt_key import (
     is_determined,
     prompt_fields,
@@ -24,7 +24,7 @@ from tidemill.protocol.prompt_key import (
 from tidemill.protocol.requests import check_request
 from tidemill.protocol.routes import ENDPOINTS
 
-_OF_TEXTS: Final = (ChatCompletionRequest, CompletionRequest, EmbeddingRequest)
+_OF_TEXTS: Final = (ChatCompletionRequest, CompletionRequest, InputRequest)
 _MAX_FORMS: Final = 256
 _MAX_FORM_BYTES: Final = 2**15
 _MAX_NAME_CHARS: Final = 100

@@ -91,6 +91,9 @@ def _answer(results: Mapping[str, Any]) -> dict[str, Any]:
     if "scores" in results:
         scores = _parsed(results["scores"]) or []
         return {"data": [{"index": at, "score": each} for at, each in enumerate(scores)]}
+    if "probs" in results:
+        label = _parsed(results["label"], only_lists=True)
+        return {"data": _labeled(label, _parsed(results["probs"]) or [])}
     if "results" in results:
         return {"results": _parsed(results["results"]) or []}
     names = [*takewhile(lambda name: name != "usage", results)]
@@ -112,6 +115,15 @@ def _answer(results: Mapping[str, Any]) -> dict[str, Any]:
             for text, reason in zip(texts, reasons, strict=False)
         ]
     }
+
+
+def _labeled(label: Any, probs: list[Any]) -> list[dict[str, Any]]:
+    """Return the labeled texts of a row; of several texts, `label` and `probs` are lists."""
+    texts = zip(label, probs, strict=False) if isinstance(label, list) else [(label, probs)]
+    return [
+        {"index": at, "label": winner, "probs": [each["score"] for each in scores]}
+        for at, (winner, scores) in enumerate(texts)
+    ]
 
 
 def _parsed(cell: Any, *, only_lists: bool = False) -> Any:

@@ -20,6 +20,7 @@ from tidemill.batch.table.table_check import check_cells
 from tidemill.engine_process.frames import Row
 from tidemill.protocol.routes import (
     CHAT_COMPLETIONS,
+    CLASSIFY,
     COMPLETIONS,
     EMBEDDINGS,
     TRANSCRIPTIONS,
@@ -69,7 +70,7 @@ class BatchAnswers:
         self._facts = ResultFacts(
             has_reasoning=self._recipe.route is CHAT_COMPLETIONS,
             has_tool_calls="tools" in self._recipe.params,
-            has_many_vectors=self._recipe.route is EMBEDDINGS and self._has_lists(schema),
+            has_many=self._recipe.route in {EMBEDDINGS, CLASSIFY} and self._has_lists(schema),
         )
         kept = pa.schema([schema.field(name) for name in self.keep])
         declared = ResultColumns(self._recipe, kept, self._facts).schema
@@ -157,7 +158,7 @@ class BatchAnswers:
         facts = self._facts
         if self._recipe.route is EMBEDDINGS:
             found = ResultFacts.of_rows(rows, self._recipe)
-            facts = replace(found, has_many_vectors=facts.has_many_vectors)
+            facts = replace(found, has_many=facts.has_many)
         plan = self._recipe.calibration
         saved = None if plan is None else plan.saved
         batch = ResultColumns(self._recipe, pa.schema([]), facts, saved).batch([], rows)
@@ -170,7 +171,7 @@ class BatchAnswers:
         return arrays
 
     def _has_lists(self, schema: pa.Schema) -> bool:
-        """Return whether a request's input is a list of texts, each of which gets a vector."""
+        """Return whether a request's input is a list of texts, each of which gets an answer."""
         given = self._recipe.fields.get("input", self._recipe.params.get("input"))
         if not isinstance(given, str):
             return isinstance(given, list)

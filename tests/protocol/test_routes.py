@@ -22,6 +22,8 @@ from tidemill.protocol.routes import ROUTES, find_route
         ("/rerank", "/v1/rerank"),
         ("/v1/rerank", "/v1/rerank"),
         ("/v2/rerank", "/v1/rerank"),
+        ("/classify", "/v1/classify"),
+        ("/moderations", "/v1/moderations"),
         ("/v1/audio/transcriptions", "/v1/audio/transcriptions"),
         ("/v1/audio/translations", "/v1/audio/translations"),
     ],

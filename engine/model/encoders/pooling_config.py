@@ -1,4 +1,4 @@
-"""Pooling config: whether a model computes embeddings or scores, and how it pools.
+"""Pooling config: whether a model computes embeddings, scores or labels, and how it pools.
 
 It is read from `config.json` and the files of sentence-transformers. Without the latter, vLLM's
 defaults apply: the first token of an encoder, the last of a decoder, normalised to length 1.
@@ -20,6 +20,7 @@ from .decision_heads import (
     has_decision_head,
     read_decision_head,
 )
+from .labels import activation_of_labels, count_labels, read_labels
 from .sentence_transformers import (
     MODULES,
     Dense,
@@ -48,7 +49,7 @@ __all__ = [
     "read_pooling_config",
 ]
 
-PoolingTask = Literal["embed", "score", "decide"]
+PoolingTask = Literal["embed", "score", "classify", "decide"]
 
 # Bidirectional networks that do not generate text, by `model_type`.
 ENCODER_TYPES = frozenset(
@@ -79,8 +80,6 @@ _TWO_TOWERS = frozenset(
 _POOLING_NAMES = ("pooling_type", "seq_pooling_type")
 _ACTIVATION_NAMES = ("normalize", "use_activation")
 _MODES_BY_NAME: dict[str, PoolingMode] = {"CLS": "cls", "LAST": "lasttoken", "MEAN": "mean"}
-# transformers' default for a config without labels.
-_DEFAULT_LABELS = 2
 _NO_LIMIT = 10**9
 
 
@@ -93,12 +92,13 @@ class Classifier:
 
 @dataclass(frozen=True, slots=True)
 class PoolingConfig:
-    """Pooling, modules and head with which a model embeds texts, scores pairs or decides.
+    """Pooling, modules and head with which a model embeds, scores, classifies or decides.
 
     `config` is config.json after `--hf-overrides`. Vectors are made by `pooling`, then `modules` in
     order. Scores are made by `head`, or by pooling and modules, the last of which gives one number;
-    the answers of decisions are made by `head`.
-    The endpoint then normalises vectors to length 1 if `normalize`, and passes a score through
+    the answers of decisions are made by `head`. A classifier gives a number for each of `labels`,
+    which a score of one label also has.
+    The endpoint then normalises vectors to length 1 if `normalize`, and passes scores through
     `activation`, a class of torch.nn. `max_seq_length` None means no limit. `prompts` are put
     before a text by their names. `matryoshka` are the widths that vectors may be cut to: empty for
     any, None for none. The segments of a pair are distinguished if `has_types`; the chat template
@@ -114,6 +114,7 @@ class PoolingConfig:
     normalize: bool = False
     head: Classifier | LogitScore | DecisionHead | None = None
     activation: str = "Identity"
+    labels: tuple[str, ...] = ()
     max_seq_length: int | None = None
     do_lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -242,7 +243,7 @@ def _of_scores(raw: Mapping[str, Any], files: ModelFiles, stack: Stack | None) -
     pooling: Pooling | None = None
     modules: tuple[Module, ...] = ()
     head: Classifier | LogitScore | None = None
-    num_labels, where = 1, ""
+    num_labels = 0
     if "classifier_from_token" in raw:
         head = _head_of_tokens(config, files)
     elif stack is not None and stack.logit_score is not None:
@@ -250,22 +251,18 @@ def _of_scores(raw: Mapping[str, Any], files: ModelFiles, stack: Stack | None) -
     elif stack is not None and stack.gives_scores:
         pooling, modules = stack.pooling, stack.modules
         num_labels = max(m.out_features for m in modules[-1:] if isinstance(m, Dense))
-        where = f"the last module of {MODULES}"
     else:
-        num_labels, where = _num_labels(config)
+        num_labels = count_labels(config)
         head = Classifier(num_labels)
-    if num_labels != 1:
-        raise files.refusal(
-            f"it is a classifier with {num_labels} labels ({where}), which no endpoint serves: "
-            "scores require a head with one label."
-        )
+    has_one = num_labels <= 1
     return PoolingConfig(
         config=raw,
-        task="score",
+        task="score" if has_one else "classify",
         pooling=pooling,
         modules=modules,
         head=head,
-        activation=_activation(config, files),
+        activation=_activation(config, files) if has_one else activation_of_labels(config),
+        labels=read_labels(config, num_labels),
         has_pair_template=stack is not None and stack.reads_messages,
         template_variables={} if stack is None else stack.template_variables,
         **_of_texts(files),
@@ -298,17 +295,6 @@ def _scores_with(read: PoolingConfig, options: SavedFields) -> PoolingConfig:
     options.only(*_ACTIVATION_NAMES)
     is_plain = not all(options.flag(name, default=True) for name in _ACTIVATION_NAMES)
     return replace(read, activation="Identity") if is_plain else read
-
-
-def _num_labels(config: SavedFields) -> tuple[int, str]:
-    """Return the number of labels of the network's own head, and its source."""
-    labels = config.fields.get("id2label")
-    if isinstance(labels, dict) and labels:
-        return len(labels), f"`id2label` in {_CONFIG}"
-    count = config.optional_count("num_labels")
-    if count is not None:
-        return count, f"`num_labels` in {_CONFIG}"
-    return _DEFAULT_LABELS, f"the default: {_CONFIG} has neither `id2label` nor `num_labels`"
 
 
 def _head_of_tokens(config: SavedFields, files: ModelFiles) -> LogitScore:

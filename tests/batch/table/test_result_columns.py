@@ -269,6 +269,24 @@ def test_scores_and_ranks_are_lists() -> None:
     assert found["results"] == [{"index": 1, "relevance_score": 0.5}]
 
 
+def test_labels_have_their_scores() -> None:
+    """A failed row has none; rows of several texts have lists."""
+    probs = [0.25, 0.75]
+    item = {"index": 0, "label": "joy", "probs": probs, "num_classes": 2}
+    body = {"labels": ["fear", "joy"], "data": [item], "usage": USAGE}
+    scores = [{"label": "fear", "score": 0.25}, {"label": "joy", "score": 0.75}]
+    schema, found = columns_of([row(body), row(None)], url="/v1/classify")
+    assert schema.names[-5:] == ["label", "score", "probs", "usage", "error"]
+    cells = [[each[name] for name in ("label", "score", "probs")] for each in found]
+    assert cells == [["joy", 0.75, scores], [None, None, None]]
+    _, [several, _] = columns_of([row({**body, "data": [item, item]}), row(body)], url="/classify")
+    assert [several[name] for name in ("label", "score", "probs")] == [
+        ["joy", "joy"],
+        [0.75, 0.75],
+        [scores, scores],
+    ]
+
+
 def test_ambiguous_names_are_refused() -> None:
     """The error comes before anything runs."""
     kept = pa.schema([("error", pa.string()), ("output_error", pa.string())])

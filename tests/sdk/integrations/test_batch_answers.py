@@ -222,11 +222,12 @@ def test_sampled_requests_without_ids_are_refused(recipe: dict[str, Any], is_ref
         assert BatchAnswers(keys, NAMES.schema).fields
 
 
-@pytest.mark.parametrize("url", ["/v1/embeddings", "/v1/score", "/v1/rerank"])
+@pytest.mark.parametrize("url", ["/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/classify"])
 def test_requests_that_are_not_sampled_need_no_ids(url: str) -> None:
     """Vectors and scores do not depend on a seed."""
     fields = {
         "/v1/embeddings": {"input": "{{ name }}"},
+        "/v1/classify": {"prompt": "{{ name }}"},
         "/v1/score": {"text_1": "{{ name }}", "text_2": "x"},
         "/v1/rerank": {"query": "{{ name }}", "documents": ["x"]},
     }

@@ -55,7 +55,7 @@ TEXTS = [
 def save(folder: Path, family: str, kind: str = "Model", **changes: Any) -> Path:
     """Save a random model of a family, with or without a head, together with a tokenizer."""
     make = getattr(transformers, f"{family}Config")
-    config = make(**{**SIZES, "pad_token_id": 1, **FAMILIES[family], **changes})
+    config = make(**{**SIZES, "pad_token_id": 1, **FAMILIES.get(family, {}), **changes})
     torch.manual_seed(0)
     module = getattr(transformers, f"{family}{kind}")(config)
     for weight in module.parameters():  # norms and biases, too, are to tell themselves apart

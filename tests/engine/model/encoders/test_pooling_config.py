@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -340,19 +339,23 @@ def test_a_cross_encoder_has_one_label_and_an_activation(
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "labels", "activation"),
     [
-        ({"id2label": {"0": "a", "1": "b", "2": "c"}}, "3 labels (`id2label` in config.json)"),
-        ({"num_labels": 3}, "3 labels (`num_labels` in config.json)"),
-        ({}, "2 labels (the default: config.json has neither"),
+        ({"id2label": {"0": "a", "1": "b", "2": "c"}}, ("a", "b", "c"), "Softmax"),
+        ({"num_labels": 3}, ("LABEL_0", "LABEL_1", "LABEL_2"), "Softmax"),
+        ({"problem_type": "multi_label_classification"}, ("LABEL_0", "LABEL_1"), "Sigmoid"),
+        ({"problem_type": "regression", "num_labels": 2}, ("LABEL_0", "LABEL_1"), "Identity"),
     ],
 )
-def test_a_classifier_of_several_labels_gives_no_score(
-    fields: dict[str, Any], words: str, tmp_path: Path
+def test_a_classifier_of_several_labels_has_their_names(
+    fields: dict[str, Any], labels: tuple[str, ...], activation: str, tmp_path: Path
 ) -> None:
-    """The refusal names the field that counts the labels."""
-    with pytest.raises(ModelRefused, match=re.escape(words)):
-        described(tmp_path, {**SCORER, **fields})
+    """The activation is transformers', not the one that sentence-transformers saves for scores."""
+    own = {"sbert_ce_default_activation_function": "torch.nn.Identity"}
+    read = described(tmp_path, {**SCORER, **own, **fields})
+    assert read is not None
+    assert (read.task, read.head) == ("classify", Classifier(len(labels)))
+    assert (read.labels, read.activation) == (labels, activation)
 
 
 def test_a_reranker_that_answers_by_a_token_names_the_two(tmp_path: Path) -> None:

@@ -1,0 +1,97 @@
+"""Classification: request bodies and response bodies."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import PlainValidator
+
+from .bodies import usage_body
+from .embeddings import InputRequest
+from .fields import empty, encodable, fault
+from .prompts import MAX_PROMPTS, Prompt, prompts_of
+
+_PAIR = ("text", "text_pair")
+_FORM = 'must be an object like {"text": "…", "text_pair": "…"}'
+
+
+class TextPair(NamedTuple):
+    """Two texts that a classifier reads together, such as a premise and a hypothesis."""
+
+    text: str
+    text_pair: str
+
+
+def _inputs(value: object) -> list[Prompt] | list[TextPair]:
+    """Return prompts, or the pairs of one object or a list of them."""
+    if isinstance(value, dict):
+        return [_pair(value)]
+    if not isinstance(value, list) or not any(isinstance(item, dict) for item in value[:1]):
+        return prompts_of(value)
+    if len(value) > MAX_PROMPTS:
+        raise ValueError(f"must not have more than {MAX_PROMPTS:,} pairs: split the request")
+    return [_pair(item, index) for index, item in enumerate(value)]
+
+
+def _pair(value: object, *places: int) -> TextPair:
+    if not isinstance(value, dict) or value.keys() != set(_PAIR):
+        raise fault(places, _FORM, value)
+    for name in _PAIR:
+        text = value[name]
+        if not isinstance(text, str):
+            raise fault((*places, name), "must be a string", text)
+        if not text:
+            raise fault((*places, name), str(empty()), text)
+        try:
+            encodable(text)
+        except ValueError as exc:
+            raise fault((*places, name), str(exc), text) from None
+    return TextPair(**value)
+
+
+class ClassificationRequest(InputRequest):
+    """The body of a request to `/v1/classify`: texts, pairs of texts or a conversation.
+
+    Logits are returned as they are with `use_activation: false`.
+    """
+
+    input: Annotated[list[Prompt] | list[TextPair], PlainValidator(_inputs)] | None = None  # type: ignore[assignment]
+
+    @property
+    def pairs(self) -> list[TextPair]:
+        """Return the pairs of texts, none if the input has other forms."""
+        return [item for item in self.input or [] if isinstance(item, TextPair)]
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """Return the texts or lists of token IDs that are classified one by one."""
+        return [item for item in self.input or [] if not isinstance(item, TextPair)]
+
+
+def classification_body(
+    body_id: str,
+    *,
+    created: int,
+    model: str,
+    labels: tuple[str, ...],
+    values: list[list[float]],
+    num_tokens: int,
+) -> dict[str, Any]:
+    """Return the response body, as in vLLM, with the names of the `labels` that `probs` follow."""
+    return {
+        "id": body_id,
+        "object": "list",
+        "created": created,
+        "model": model,
+        "labels": list(labels),
+        "data": [
+            {
+                "index": index,
+                "label": labels[max(range(len(probs)), key=probs.__getitem__)],
+                "probs": probs,
+                "num_classes": len(probs),
+            }
+            for index, probs in enumerate(values)
+        ],
+        "usage": usage_body(num_tokens, 0),
+    }

@@ -1,0 +1,56 @@
+"""Labels of texts by `Engine.classify`, as columns of a table, and as the rows of a comparison."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.engine.model.encoders.small_encoders import save
+from tidemill import Engine, RequestFailed
+from tidemill.cli.main import main
+
+NAMES = ("anger", "joy", "fear")
+TEXTS = ["The tide comes in.", "A mill"]
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a small random classifier."""
+    labels = {"id2label": dict(enumerate(NAMES)), "label2id": {}}
+    return save(tmp_path_factory.mktemp("model"), "Bert", "ForSequenceClassification", **labels)
+
+
+def test_texts_and_pairs_are_labeled(classifier: Path, tmp_path: Path) -> None:
+    """A table has the same labels, also a CSV, and is compared with JSON rows of the same texts."""
+    with Engine(str(classifier), device="cpu") as engine:
+        one, other = engine.classify(TEXTS, progress=False)
+        [pair] = engine.classify([("The tide", "falls")], progress=False)
+        given = {"url": "/v1/classify", "prompt": "{{ text }}", "progress": False}
+        table = engine.answer_table({"text": TEXTS}, **given)
+        with pytest.raises(RequestFailed, match=r"`input\.1` must not be empty"):
+            engine.classify(["a", ""], progress=False)
+        with pytest.raises(TypeError, match="a list of texts"):
+            engine.classify("one text", progress=False)
+        with pytest.raises(TypeError, match="a pair must have two texts"):
+            engine.classify([("a", "b", "c")], progress=False)  # type: ignore[list-item]
+    assert tuple(one["scores"]) == NAMES
+    assert one["score"] == one["scores"][one["label"]] == max(one["scores"].values())
+    assert pair["scores"] not in (one["scores"], other["scores"])
+    assert table.column("label").to_pylist() == [one["label"], other["label"]]
+    assert table.column("score").to_pylist() == [one["score"], other["score"]]
+    (tmp_path / "in.csv").write_text("text\n" + "".join(f"{text}\n" for text in TEXTS))
+    lines = [
+        {"custom_id": str(n), "method": "POST", "url": "/classify", "body": {"input": text}}
+        for n, text in enumerate(TEXTS, 1)
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    model = ["--model", str(classifier), "--device", "cpu", "-dp", "2"]
+    recipe = ["--url", "/v1/classify", "--prompt", "{{ text }}"]
+    csv, rows = f"{tmp_path}/out.csv", f"{tmp_path}/out.jsonl"
+    assert main(["run", "-i", f"{tmp_path}/in.csv", "-o", csv, *model, *recipe]) == 0
+    assert main(["run", "-i", f"{tmp_path}/in.jsonl", "-o", rows, *model]) == 0
+    assert main(["diff", csv, rows]) == 0
+    moderate = ["--url", "/v1/moderations", "--prompt", "{{ text }}"]
+    assert main(["run", "-i", f"{tmp_path}/in.csv", "-o", csv, "--force", *model, *moderate]) != 0
