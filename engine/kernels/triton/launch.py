@@ -1,16 +1,17 @@
 """Launches kernels: runs them on tensors, or only compiles them, for a GPU that may be absent.
 
 Both use the same functions, so that an image precompiles exactly the kernels of a run. Triton's
-call binds arguments, builds a key and checks globals; a compiled kernel whose arguments are of
-known kinds is called directly instead, in Triton's versions that are known to allow it.
+call binds arguments, builds a key and checks globals; a compiled kernel is called directly instead,
+in Triton's versions that are known to allow it, by a function that is generated for the kinds of
+its arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -32,18 +33,8 @@ MOST_COMPILED = 8192
 INT32, INT64 = 1 << 31, 1 << 63
 
 
-class _Compiled(NamedTuple):
-    """A compiled kernel: its launcher, with its first and last arguments."""
-
-    run: Any
-    function: Any
-    metadata: Any
-    constants: tuple[Any, ...]
-    config: KernelConfig  # keeps the `id` in the key
-
-
-# By kernel, config, constants, device, and kinds of arguments.
-_compiled: dict[Any, _Compiled] = {}
+# Launchers of compiled kernels by kernel, device, config and constants.
+_kept: dict[tuple[Any, ...], list[Callable[..., bool]]] = {}
 # The target while kernels are only compiled, not run.
 _compiled_for: GPUTarget | None = None
 
@@ -57,26 +48,27 @@ def launch(
     """
     if _compiled_for is not None:
         return kernel.warmup(*args, grid=grid, **constants, **_options(config))
-    if not all(grid):
+    if 0 in grid:
         return None
-    described = _described(args) if can_call_directly() else None
-    if described is None:
+    if not can_call_directly():
         kernel[grid](*args, **constants, **_options(config))
         return None
-    kinds, values = described
-    device = driver.active.get_current_device()
-    key = id(kernel), id(config), *constants, *constants.values(), device, *kinds
-    compiled = _compiled.get(key)
-    if compiled is None:
-        returned = kernel[grid](*args, **constants, **_options(config))
-        _keep(key, kernel, returned, len(args), config, constants)
-        return None
-    x, y, z = (*grid, 1, 1)[:3]
-    stream = driver.active.get_current_stream(device)
-    compiled.run(
-        *(x, y, z, stream, compiled.function, compiled.metadata, None, None, None),
-        *(*values, *compiled.constants),
+    active = driver.active
+    device = active.get_current_device()
+    stream = active.get_current_stream(device)
+    # Not the config's `id`: some callers make a new one for each launch.
+    sizes = config.sizes
+    key = (
+        *(id(kernel), device, config.num_warps, config.num_stages),
+        *(*sizes, *sizes.values(), *constants, *constants.values()),
     )
+    for launcher in _kept.get(key, ()):
+        if launcher(grid, stream, *args):
+            return None
+    returned = kernel[grid](*args, **constants, **_options(config))
+    new = _launcher_of(kernel, returned, grid, args, {**sizes, **constants})
+    if new is not None:
+        _keep(key, new)
     return None
 
 
@@ -91,52 +83,79 @@ def _options(config: KernelConfig) -> dict[str, Any]:
     return {**config.sizes, "num_warps": config.num_warps, "num_stages": config.num_stages}
 
 
-def _described(args: tuple[Any, ...]) -> tuple[list[Any], list[Any]] | None:
-    """Return what Triton compiles arguments for, and the arguments with pointers as numbers.
-
-    It compiles for dtypes, multiples of 16, the number 1, and the width of a number. None if there
-    are arguments of another type, or pointers that are not aligned to 16.
-    """
-    kinds: list[Any] = []
-    values = list(args)
-    pointers = 0
-    for place, arg in enumerate(args):
-        kind = type(arg)
-        if kind is Tensor or kind is Parameter:
-            values[place] = pointer = arg.data_ptr()
-            pointers |= pointer
-            kinds.append(arg.dtype)
-        elif kind is int:
-            if -INT32 <= arg < INT32:
-                kinds.append(1 if arg == 1 else 2 if arg & 15 == 0 else 3)
-            else:
-                kinds.append((arg & 15 == 0, arg < INT64))
-        elif arg is None or kind is float or kind is bool:
-            kinds.append(kind)
-        else:
-            return None
-    return None if pointers & 15 else (kinds, values)
-
-
-def _keep(
-    key: Any,
+def _launcher_of(
     kernel: Any,
     returned: Any,
-    num_args: int,
-    config: KernelConfig,
-    constants: dict[str, Any],
-) -> None:
-    """Keep a kernel that Triton has compiled and launched, if it can be called directly."""
-    later = {**config.sizes, **constants}
-    names: Any = kernel.arg_names[num_args:] if isinstance(kernel, JITFunction) else [None]
+    grid: tuple[int, ...],
+    args: tuple[Any, ...],
+    constants: Mapping[str, Any],
+) -> Callable[..., bool] | None:
+    """Return a launcher of a kernel that Triton has compiled for such arguments.
+
+    It takes a grid, a stream and arguments; it returns False, without a launch, for arguments of
+    another kind. None if the compiled kernel cannot be called directly.
+    """
+    names: Any = kernel.arg_names[len(args) :] if isinstance(kernel, JITFunction) else [None]
     parts = [getattr(returned, name, None) for name in ("run", "function", "packed_metadata")]
-    if None in parts or later.keys() != set(names):
-        return
-    if len(_compiled) >= MOST_COMPILED:
-        _compiled.clear()
-    run, function, metadata = parts
-    in_order = tuple(later[name] for name in names)
-    _compiled[key] = _Compiled(run, function, metadata, in_order, config)
+    conditions = [_condition(f"a{place}", arg) for place, arg in enumerate(args)]
+    if None in parts or None in conditions or constants.keys() != set(names):
+        return None
+    given = "".join(f", a{place}" for place in range(len(args)))
+    values = [f"{'p' * isinstance(arg, Tensor)}a{place}" for place, arg in enumerate(args)]
+    sizes = [f"grid[{place}]" if place < len(grid) else "1" for place in range(3)]
+    passed = [*sizes, "stream", "function", "metadata", *["None"] * 3, *values, "*constants"]
+    source = (
+        f"def launcher(grid, stream{given}):\n"
+        f"    if {' and '.join([f'len(grid) == {len(grid)}', *map(str, conditions)])}:\n"
+        f"        run({', '.join(passed)})\n"
+        "        return True\n"
+        "    return False\n"
+    )
+    scope = dict(zip(("run", "function", "metadata"), parts, strict=True))
+    scope |= {"constants": tuple(constants[name] for name in names), "Tensor": Tensor}
+    scope |= {"Parameter": Parameter}
+    scope |= {_name_of(arg.dtype): arg.dtype for arg in args if isinstance(arg, Tensor)}
+    exec(source, scope)  # noqa: S102 - of types and numbers alone: a loop takes three times as long
+    return scope["launcher"]
+
+
+def _condition(name: str, arg: Any) -> str | None:
+    """Return source that is true for arguments which Triton compiles the same kernel for.
+
+    It compiles for dtypes, multiples of 16, the number 1, and the width of a number. The condition
+    also assigns the pointer of a tensor. None for an argument of another type, or a pointer that is
+    not aligned to 16.
+    """
+    kind = type(arg)
+    if arg is None:
+        return f"{name} is None"
+    if kind is Tensor or kind is Parameter:
+        if arg.data_ptr() & 15:
+            return None
+        types = f"type({name}) is {kind.__name__} and {name}.dtype is {_name_of(arg.dtype)}"
+        return f"{types} and not (p{name} := {name}.data_ptr()) & 15"
+    if kind is float or kind is bool:
+        return f"type({name}) is {kind.__name__}"
+    if kind is not int:
+        return None
+    is_one = f"{name} == 1" if arg == 1 else f"{name} != 1"
+    multiple = f"{name} & 15" if arg & 15 else f"not {name} & 15"
+    is_narrow = -INT32 <= arg < INT32
+    width = f"{'' if is_narrow else 'not '}{-INT32} <= {name} < {INT32}"
+    if not is_narrow:
+        width += f" and {name} {'<' if arg < INT64 else '>='} {INT64}"
+    return f"type({name}) is int and {is_one} and {multiple} and {width}"
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _keep(key: tuple[Any, ...], launcher: Callable[..., bool]) -> None:
+    """Keep a launcher, within the limit on their number."""
+    if sum(map(len, _kept.values())) >= MOST_COMPILED:
+        _kept.clear()
+    _kept.setdefault(key, []).append(launcher)
 
 
 def cdiv(dividend: int, divisor: int) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from dataclasses import replace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,19 +49,25 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tested, "driver", SimpleNamespace(active=device))
     monkeypatch.setattr(tested, "JITFunction", Kernel)
     monkeypatch.setattr(tested, "can_call_directly", lambda: True)
-    monkeypatch.setattr(tested, "_compiled", {})
+    monkeypatch.setattr(tested, "_kept", {})
 
 
-def run(kernel: Kernel, x: torch.Tensor | None, size: Any, scale: float = 0.5) -> None:
+def run(
+    kernel: Kernel,
+    x: torch.Tensor | None,
+    size: Any,
+    scale: float = 0.5,
+    config: KernelConfig = CONFIG,
+) -> None:
     """Launch a kernel."""
-    launch(kernel, (3,), x, size, scale, True, config=CONFIG, WIDTH=8)  # noqa: FBT003 - a kernel's argument
+    launch(kernel, (3,), x, size, scale, True, config=config, WIDTH=8)  # noqa: FBT003 - a kernel's argument
 
 
 def test_later_launches_call_the_compiled_kernel() -> None:
-    """Other numbers of the same kind share it; pointers are numbers, constants in order."""
+    """Other numbers of the same kind and equal configs share it; constants are in order."""
     kernel, x = Kernel(), torch.zeros(64)
     run(kernel, x, 48)
-    run(kernel, x[16:], 32, 0.25)
+    run(kernel, x[16:], 32, 0.25, replace(CONFIG))
     assert len(kernel.through_triton) == 1
     hooks = None, None, None
     arguments = x.data_ptr() + 64, 32, 0.25, True, 8, 16
@@ -86,6 +94,42 @@ def test_another_kind_of_argument_is_compiled(x: torch.Tensor | None, size: Any)
     run(kernel, x, size)
     assert len(kernel.through_triton) == 2
     assert not kernel.direct
+
+
+def test_launchers_of_several_kinds_are_kept() -> None:
+    """Each is called for its own kinds: dtypes, classes, alignment, and numbers at the limits."""
+    kernel, x = Kernel(), torch.zeros(64)
+    tensors = None, x, x[1:], x.half(), torch.nn.Parameter(x)
+    sizes = 1, 0, 3, 16, -(2**31), 2**31 - 1, 2**31, 2**31 + 1, 2**62, True, 0.5
+    grids = (3,), (3, 2), (3, 2, 1)
+    every = [(grid, x, size) for grid in grids for x in tensors for size in sizes]
+    for _ in range(2):
+        for grid, pointer, size in every:
+            launch(kernel, grid, pointer, size, 0.5, True, config=CONFIG, WIDTH=8)  # noqa: FBT003
+    num_unaligned = len(grids) * len(sizes)
+    num_kinds = len(grids) * (len(tensors) - 1) * 7  # 0, 16 and -(2**31) are of one, for example
+    assert len(kernel.through_triton) == num_kinds + 2 * num_unaligned
+    assert len(kernel.direct) == 2 * len(every) - len(kernel.through_triton)
+    whole = [(*grid, 1, 1)[:3] for grid, _, _ in every]
+    assert {args[:3] for args in kernel.direct} == set(whole)
+
+
+def test_a_launch_costs_few_calls() -> None:
+    """One for each pointer, and few others: the device may be faster than the host."""
+    kernel, x, num_calls = Kernel(), torch.zeros(64), 0
+
+    def record(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal num_calls
+        num_calls += event in ("call", "c_call")
+
+    run(kernel, x, 48)
+    sys.setprofile(record)
+    try:
+        run(kernel, x, 48)
+    finally:
+        sys.setprofile(None)
+    assert len(kernel.direct) == 1
+    assert num_calls <= 15
 
 
 @pytest.mark.parametrize("missing", ["run", "function", "packed_metadata"])
