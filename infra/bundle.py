@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-
-from aws_cdk import aws_lambda as lambda_
+from typing import TYPE_CHECKING
 
 from infra.pip_target import BUNDLES, LAMBDA_PYTHON, ROOT, Processor, find_python, install, locked
 from infra.tables_layer import build_tables_layer
 from tidemill.handler.aws.calls import SERVICES
+
+if TYPE_CHECKING:
+    from aws_cdk import aws_lambda as lambda_
 
 _OWN_PACKAGES = tuple(
     f"tidemill/{name}"
@@ -67,6 +69,8 @@ def make_bundle(
 
     The libraries that verify tokens increase it by half, and are included only for `[oidc]`.
     """
+    from aws_cdk import aws_lambda as lambda_  # a second, which a bundle alone does not need
+
     return Bundle(
         lambda_.Code.from_asset(str(build(processor, python=python, has_oidc=has_oidc))),
         lambda_.Code.from_asset(str(build_tables_layer(processor, python))),

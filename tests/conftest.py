@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
@@ -77,7 +78,9 @@ def pytest_collection() -> Generator[None, object, object]:
     """
     gc.disable()
     try:
-        return (yield)
+        result = yield
+        assert "aws_cdk" not in sys.modules, "tests import it when they run: it starts a process"
+        return result
     finally:
         gc.freeze()
         gc.enable()

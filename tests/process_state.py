@@ -34,8 +34,11 @@ _LOGGERS: Final = [
 # Pools of the process: the first use starts them, and they never end.
 _POOLS: Final = ("tidemill-kernels-", "tidemill-grammars")
 # Threads of a test's HTTP server, each of which ends with a connection that the client closes;
-# asyncio's, which ends with a process that a fixture ends; and the one of tqdm's bars.
-_ENDLESS: Final = (*_POOLS, "(process_request_thread)", "asyncio-waitpid-", "TMonitor")
+# asyncio's, which ends with a process that a fixture ends; and those of tqdm's bars and of the CDK.
+_ENDLESS: Final = (
+    *_POOLS,
+    *("(process_request_thread)", "asyncio-waitpid-", "TMonitor", "process.stderr_sink"),
+)
 # Time for a thread to notice that its test is over, on a machine busy with others.
 _ENDING_SECONDS: Final = 20.0
 _LOOK_SECONDS: Final = 0.05

@@ -83,6 +83,11 @@ def copied_from_context(stage: str) -> list[tuple[list[str], str]]:
     return [(words[:-1], words[-1]) for words in copies]
 
 
+def copied_sources(stage: str) -> set[str]:
+    """Return the files and folders of the context that a stage copies."""
+    return {source for sources, _ in copied_from_context(stage) for source in sources}
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
     """Files of the build stage, under a folder of this machine instead of the root."""

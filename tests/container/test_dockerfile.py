@@ -10,17 +10,12 @@ import sys
 import tomllib
 from pathlib import Path
 
-# Versions of Node that need not warn of their age; aws_cdk starts it when it is imported.
-os.environ["JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION"] = "18,20,22"
-
-from aws_cdk import App, Stack
-from aws_cdk.aws_ecr_assets import DockerImageAsset
-
 from tests.container.dockerfile import (
     INSTRUCTIONS,
     PATH,
     ROOT,
     copied_from_context,
+    copied_sources,
     of_stage,
     only,
     read_dockerfile,
@@ -28,7 +23,7 @@ from tests.container.dockerfile import (
 )
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-COPIED = {source for sources, _ in copied_from_context("build") for source in sources}
+COPIED = copied_sources("build")
 
 
 def test_hadolint_finds_nothing() -> None:
@@ -195,29 +190,6 @@ def test_what_is_copied_is_what_is_packaged() -> None:
     folders = {name.removeprefix("../") for name in linked}
     files = {"constraints.txt", "pyproject.toml", PROJECT["project"]["readme"]}
     assert {*packages, *folders, *files, *PROJECT["project"]["license-files"]} == COPIED
-
-
-def test_nothing_else_of_the_repository_gets_to_a_build(tmp_path: Path) -> None:
-    """`cdk deploy` reads .dockerignore: no history, no secrets, no caches; all that is copied.
-
-    The Dockerfile itself is included, which the CDK forgets unless it is in the root.
-    """
-    app = App(outdir=str(tmp_path))
-    asset = DockerImageAsset(
-        Stack(app, "Stack"), "Image", directory=str(ROOT), file="container/Dockerfile"
-    )
-    folder = tmp_path / f"asset.{asset.asset_hash}"
-    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert {name.split("/")[0] for name in files} == {*COPIED, "container", ".dockerignore"}
-    container = {"container/Dockerfile", "container/sbom.py"}
-    assert {name for name in files if name.startswith("container/")} == container
-    wanted = {
-        str(path.relative_to(ROOT))
-        for name in COPIED
-        for path in ((ROOT / name).rglob("*") if (ROOT / name).is_dir() else [ROOT / name])
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-    assert files == {*wanted, *container, ".dockerignore"}
 
 
 def test_a_server_listens_where_others_reach_it() -> None:

@@ -1,4 +1,8 @@
-"""The stacks as CloudFormation would get them, made once for each configuration."""
+"""The stacks as CloudFormation would get them, made once for each configuration.
+
+`aws_cdk` takes seconds to import and starts a process of Node: tests import it when they run, so
+that only the processes that run them have it.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +10,21 @@ import json
 import os
 import tomllib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-# Versions of Node that need not warn of their age; aws_cdk starts it when it is imported.
-os.environ["JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION"] = "18,20,22"
-# CDK's own rules, seconds of each synthesis, are for a long test in test_modes.py.
-os.environ.setdefault("CDK_VALIDATION", "false")
-
-from aws_cdk import App, Environment, Stack
-from aws_cdk import aws_lambda as lambda_
-from aws_cdk.assertions import Template
-
-from infra.app import add_stacks
 from infra.bundle import Bundle
 from infra.config import DEFAULT_PATH, make_config
-from infra.image import DOCKERFILE
-from infra.nag_exceptions import Acknowledgement, add_checks
+from tests.infra.reading import Template
+
+if TYPE_CHECKING:
+    from aws_cdk import App, Environment
+
+    from infra.nag_exceptions import Acknowledgement
+
+# CDK's own rules, seconds of each synthesis, are for a long test in test_modes.py.
+os.environ.setdefault("CDK_VALIDATION", "false")
 
 Synth = Callable[[dict[str, Any]], dict[str, Template]]
 
@@ -37,6 +38,8 @@ def default_config() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def stub_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Bundle]:
     """Return a function that gives a bundle with nothing in it, one for each app: no pip runs."""
+    from aws_cdk import aws_lambda as lambda_
+
     folder = tmp_path_factory.mktemp("bundle")
     (folder / "empty.py").touch()
 
@@ -62,6 +65,11 @@ def make_app(
     Its arguments are the keys in which the configuration differs from infra/config.toml, and the
     account and region, which are not set by default.
     """
+    from aws_cdk import App
+
+    from infra.app import add_stacks
+    from infra.image import DOCKERFILE
+
     # An image that is built at deployment, as the real one: its repository is CDK's own.
     image = tmp_path_factory.mktemp("image")
     (image / DOCKERFILE).parent.mkdir()
@@ -74,6 +82,15 @@ def make_app(
         return app
 
     return make
+
+
+def templates_of(app: App) -> dict[str, Template]:
+    """Synthesise an app; return the templates of its stacks by their IDs."""
+    from aws_cdk import Stack
+    from aws_cdk.assertions import Template as Synthesised
+
+    stacks = [child for child in app.node.children if isinstance(child, Stack)]
+    return {stack.node.id: dict(Synthesised.from_stack(stack).to_json()) for stack in stacks}
 
 
 def key_of(overrides: dict[str, Any]) -> str:
@@ -93,19 +110,20 @@ def synth(make_app: Callable[..., App], acknowledged: dict[str, set[Acknowledgem
 
     Whatever it synthesises has passed cdk-nag.
     """
+    from infra.nag_exceptions import add_checks
+
     made: dict[str, dict[str, Template]] = {}
 
-    def templates_of(overrides: dict[str, Any]) -> dict[str, Template]:
+    def templates(overrides: dict[str, Any]) -> dict[str, Template]:
         key = key_of(overrides)
         if key not in made:
             app = make_app(overrides)
             checks = add_checks(app)
-            stacks = [child for child in app.node.children if isinstance(child, Stack)]
-            made[key] = {stack.node.id: Template.from_stack(stack) for stack in stacks}
+            made[key] = templates_of(app)
             acknowledged[key] = checks.used
         return made[key]
 
-    return templates_of
+    return templates
 
 
 @pytest.fixture(scope="session")

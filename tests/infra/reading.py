@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from aws_cdk.assertions import Template
+Template = dict[str, Any]
 
 # What CDK adds to a logical id to keep it apart from others.
 _HASH = re.compile(r"[0-9A-F]{8}$")
@@ -39,7 +39,7 @@ class Deployment:
     """All stacks of one configuration; references between them are followed."""
 
     def __init__(self, templates: Mapping[str, Template]) -> None:
-        self.templates = {stack: template.to_json() for stack, template in templates.items()}
+        self.templates = dict(templates)
         self._exports = {
             output["Export"]["Name"]: output["Value"]
             for template in self.templates.values()

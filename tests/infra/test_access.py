@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from aws_cdk.assertions import Template
 
 from tests.infra.conftest import Synth
-from tests.infra.reading import Deployment
+from tests.infra.reading import Deployment, Template
 
 KEY = "arn:aws:kms:eu-west-1:111122223333:key/abc"
 BOUNDARY = "arn:aws:iam::111122223333:policy/teams/boundary"

@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aws_cdk import App
-from aws_cdk.assertions import Template
 
-from infra import app as infra_app
+from infra import bundle
 from infra.api.concurrency import MAX_RUNS, runs_of_queues
-from infra.app import add_stacks
 from infra.bundle import Bundle
 from infra.config import make_config, with_concurrency
+from infra.pip_target import Processor
 from localstack.event_source_mapping import LocalLambdaContext
 from tests.infra.conftest import Synth
-from tests.infra.reading import Deployment
+from tests.infra.reading import Deployment, Template
 from tidemill.handler.api.open_paths import PUBLIC
 from tidemill.handler.deployment import deployment as cached_deployment
 from tidemill.handler.settings import Oidc, read_settings
@@ -95,6 +93,22 @@ def test_a_function_runs_what_the_bundle_is_for(
     assert function["Role"] == f"{name}Role.Arn"
 
 
+@pytest.mark.parametrize("machine", ["arm64", "x86_64"])
+def test_functions_run_where_their_bundle_can(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: Processor
+) -> None:
+    """The functions have the processor and Python of the bundle, whichever Python builds it."""
+    from aws_cdk import aws_lambda as lambda_
+
+    for name in ("build", "build_tables_layer"):
+        monkeypatch.setattr(bundle, name, lambda *_, **__: tmp_path)
+    made = bundle.make_bundle(machine)
+    assert made.architecture.name == machine
+    assert made.runtime.name == "python3.13"
+    assert made.runtime.family is lambda_.RuntimeFamily.PYTHON
+    assert bundle.make_bundle(machine, python="3.12").runtime.name == "python3.12"
+
+
 @pytest.mark.parametrize(
     ("name", "memory_mib", "seconds", "scratch_mib"),
     [
@@ -155,11 +169,16 @@ def test_models_that_no_environment_holds_are_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The error is one sentence, at synthesis: Lambda allows 4 KB, with each name three times."""
+    from aws_cdk import App
+
+    from infra import app as infra_app
+
     models = [
         {"name": f"Qwen/Qwen3-{number}B-Instruct", "gpu": "l4", "gpu_hour_price": 0.8}
         for number in range(10, 30)
     ]
-    add_stacks(App(outdir=str(tmp_path)), make_config({"models": models[:12]}, ""), stub_bundle())
+    few = make_config({"models": models[:12]}, "")
+    infra_app.add_stacks(App(outdir=str(tmp_path)), few, stub_bundle())
     path = tmp_path / "config.toml"
     path.write_text(f"models = [{', '.join(json.dumps(it).replace(':', '=') for it in models)}]")
     monkeypatch.setattr(infra_app, "make_bundle", lambda *_, **__: stub_bundle())

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from aws_cdk import App, Stack
-from aws_cdk.assertions import Template
 
-from infra.api import private_api
-from infra.api.private_api import STAGES
-from tests.infra.conftest import Synth
-from tests.infra.reading import Deployment
+from tests.infra.conftest import Synth, templates_of
+from tests.infra.reading import Deployment, Template
 from tidemill.handler.api.open_paths import PUBLIC
+
+if TYPE_CHECKING:
+    from aws_cdk import App
 
 ENDPOINTS = ["vpce-0123456789abcdef0", "vpce-0123456789abcdef1"]
 PRIVATE = {"api": "private", "vpc_endpoint_ids": ENDPOINTS}
@@ -104,6 +103,8 @@ def test_every_path_of_a_private_api_leads_to_the_function(private: Deployment) 
 
 def test_a_stage_is_the_first_part_of_the_paths_that_clients_know(private: Deployment) -> None:
     """Each has the limit of requests; the top-level routes of the public API do not exist."""
+    from infra.api.private_api import STAGES
+
     stages = private.properties("AWS::ApiGateway::Stage").values()
     assert {it["StageName"] for it in stages} == set(STAGES)
     assert {path.split("/")[1] for path in PUBLIC} <= {*STAGES, "", "openapi.json"}
@@ -140,6 +141,8 @@ def test_a_change_of_a_private_api_is_deployed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A deployment is a snapshot: another API has another, and so have other refusals of it."""
+    from infra.api import private_api
+
     other = Deployment(synth(PRIVATE | {"auth": "iam"}))
     names = [set(it.resources("AWS::ApiGateway::Deployment")) for it in (private, other)]
     assert names[0] & names[1] == set()
@@ -147,9 +150,7 @@ def test_a_change_of_a_private_api_is_deployed(
     refusals = other.resources("AWS::ApiGateway::GatewayResponse")
     assert len(taken) == len(methods(other)) + len(refusals)
     monkeypatch.setattr(private_api, "_REFUSALS", {})
-    api = make_app(PRIVATE).node.find_child("Api")
-    assert isinstance(api, Stack)
-    silent = Deployment({"Api": Template.from_stack(api)})
+    silent = Deployment(templates_of(make_app(PRIVATE)))
     assert set(silent.resources("AWS::ApiGateway::Deployment")) & names[0] == set()
 
 

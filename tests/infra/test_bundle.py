@@ -16,11 +16,10 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
-from aws_cdk import aws_lambda as lambda_
 
 from infra import bundle as bundles
 from infra import pip_target
-from infra.bundle import build, host_processor, make_bundle, requirements
+from infra.bundle import build, host_processor, requirements
 from infra.pip_target import LAMBDA_PYTHON, ROOT, Processor, find_python, python_version
 from infra.tables_layer import build_tables_layer
 
@@ -246,20 +245,6 @@ def test_libraries_are_for_the_processor(folder: Path, target: tuple[Processor, 
     for library in libraries:
         (number,) = struct.unpack("<H", library.read_bytes()[18:20])
         assert number == MACHINES[target[0]], library
-
-
-@pytest.mark.parametrize("machine", MACHINES)
-def test_functions_run_where_their_bundle_can(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: Processor
-) -> None:
-    """The functions have the processor and Python of the bundle, whichever Python builds it."""
-    for name in ("build", "build_tables_layer"):
-        monkeypatch.setattr(bundles, name, lambda *_, **__: tmp_path)
-    made = make_bundle(machine)
-    assert made.architecture.name == machine
-    assert made.runtime.name == "python3.13"
-    assert made.runtime.family is lambda_.RuntimeFamily.PYTHON
-    assert make_bundle(machine, python="3.12").runtime.name == "python3.12"
 
 
 def test_wheels_run_on_the_glibc_of_the_runtime(native: Path, layer: Path) -> None:

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import UnionType
 
-from aws_cdk.assertions import Template
-
 from infra.config import Config, Model
 from infra.config.table import Table
-from tests.infra.reading import Deployment
+from tests.infra.reading import Deployment, Template
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from aws_cdk import App
-from aws_cdk.assertions import Template
 
 from infra.config import ConfigRefused
 from tests.infra.conftest import Synth
-from tests.infra.reading import Deployment
+from tests.infra.reading import Deployment, Template
 from tidemill.batch.batch_request import MAX_EXPIRY_SECONDS, MAX_WINDOW_SECONDS
 from tidemill.batch.states import Status
 from tidemill.handler.aws.bucket import SHORT_LIVED
 from tidemill.handler.aws.events import DETAIL_TYPE, SOURCE
 from tidemill.handler.settings import read_settings
+
+if TYPE_CHECKING:
+    from aws_cdk import App
 
 DAY_SECONDS = 24 * 3600
 ACCOUNT = "111122223333"

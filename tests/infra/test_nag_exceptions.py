@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from aws_cdk import App, Stack
-from aws_cdk import aws_s3 as s3
 
-from infra import app as infra_app
 from infra.bundle import Bundle
-from infra.nag_exceptions import ACKNOWLEDGED, Acknowledgement, add_checks
+
+if TYPE_CHECKING:
+    from aws_cdk import App
+
+    from infra.nag_exceptions import Acknowledgement
 
 
 def synth_with_open_bucket(tmp_path: Path, *acknowledged: Acknowledgement) -> None:
     """Synthesise a bucket that may be read without TLS, and that logs no access, under checks."""
+    from aws_cdk import App, Stack
+    from aws_cdk import aws_s3 as s3
+
+    from infra.nag_exceptions import add_checks
+
     app = App(outdir=str(tmp_path))
     s3.Bucket(Stack(app, "Planted"), "Bucket")
     add_checks(app, acknowledged)
@@ -37,6 +43,8 @@ def findings(folder: Path) -> set[tuple[str, str]]:
 
 def test_every_acknowledgement_gives_a_reason() -> None:
     """A reason is a sentence, not a word."""
+    from infra.nag_exceptions import ACKNOWLEDGED
+
     assert [
         line for line in ACKNOWLEDGED if len(line.reason.split()) < 6 or line.reason[-1] != "."
     ] == []
@@ -54,6 +62,8 @@ def test_a_fault_fails_synth(tmp_path: Path) -> None:
 
 def test_an_acknowledgement_covers_its_rule_only(tmp_path: Path) -> None:
     """A line for one rule leaves the findings of others at the same place."""
+    from infra.nag_exceptions import Acknowledgement
+
     with pytest.raises(RuntimeError, match="ValidationFailed"):
         synth_with_open_bucket(
             tmp_path, Acknowledgement("AwsSolutions-S1", "Planted/*", "Such logs are not read.")
@@ -65,6 +75,11 @@ def test_the_app_is_checked(
     monkeypatch: pytest.MonkeyPatch, stub_bundle: Callable[[], Bundle], tmp_path: Path
 ) -> None:
     """The app that `cdk` calls fails for a finding in any stack."""
+    from aws_cdk import App, Stack
+    from aws_cdk import aws_s3 as s3
+
+    from infra import app as infra_app
+
     add_stacks = infra_app.add_stacks
 
     def add_stacks_and_fault(app: App, *arguments: Any) -> None:
@@ -97,6 +112,8 @@ def test_an_acknowledgement_covers_what_it_names(
     found: str, path: str, *, is_covered: bool
 ) -> None:
     """One prefix of the bucket, for one role."""
+    from infra.nag_exceptions import Acknowledgement
+
     line = Acknowledgement(
         "AwsSolutions-IAM5", "Api/*/Policy", "For a test.", finding="Resource::*Bucket*/work/[*]"
     )

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from aws_cdk import App, Environment, Stack
-from aws_cdk.assertions import Template
 
 from tests.infra.compute.kinds import TWO
+from tests.infra.conftest import templates_of
 from tests.infra.reading import lint
 from tests.long_parameters import with_long
+
+if TYPE_CHECKING:
+    from aws_cdk import App
 
 REGIONS = {
     "us-gov-west-1": ("aws-us-gov", "amazonaws.com"),
@@ -36,13 +38,11 @@ def test_a_deployment_names_nothing_of_another_partition(
     make_app: Callable[..., App], mode: str, region: str
 ) -> None:
     """There is no foreign ARN or host, and no resource that the region lacks."""
+    from aws_cdk import Environment
+
     partition, suffix = REGIONS[region]
-    app = make_app(MODES[mode], Environment(account="111122223333", region=region))
-    templates = {
-        stack.node.id: Template.from_stack(stack).to_json()
-        for stack in app.node.children
-        if isinstance(stack, Stack)
-    }
+    env = Environment(account="111122223333", region=region)
+    templates = templates_of(make_app(MODES[mode], env))
     assert set(templates) == {"Data", "Api", "Compute"}
     for name, template in templates.items():
         strings = texts(template, {"AWS::Partition": partition, "AWS::URLSuffix": suffix})

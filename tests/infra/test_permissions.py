@@ -7,11 +7,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from aws_cdk.assertions import Template
 
 from tests.infra.calls import needed_by
 from tests.infra.conftest import Synth
-from tests.infra.reading import Deployment, each
+from tests.infra.reading import Deployment, Template, each
 from tidemill.handler.settings import read_settings
 from tidemill.handler.worker.context.config import read_config
 

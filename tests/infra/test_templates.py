@@ -14,10 +14,9 @@ from zipfile import ZipFile
 
 import pytest
 
-from infra import bundle, templates
+from infra import bundle
 from infra.bundle import Bundle
 from infra.config import ConfigRefused, make_config
-from infra.templates import PLACEHOLDER, write_templates
 from tests.infra.reading import lint
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +31,8 @@ def written(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     """Return a folder with the templates of infra/config.toml and an image; it had another file."""
+    from infra.templates import write_templates
+
     folder = tmp_path_factory.mktemp("templates")
     (folder / "old.template.json").touch()
     config = make_config(default_config | {"image": IMAGE}, "test")
@@ -85,6 +86,7 @@ def test_the_code_verifies_tokens_where_the_configuration_takes_them(
     has_oidc: bool,  # noqa: FBT001
 ) -> None:
     """The functions have the packages of `[oidc]` if the configuration has that table."""
+    from infra import templates
 
     def install(folder: Path, _processor: str, _python: str, wanted: Sequence[str]) -> None:
         (folder / "botocore" / "data").mkdir(parents=True)
@@ -113,6 +115,8 @@ def test_an_image_that_is_to_be_built_is_refused(
     default_config: dict[str, Any], stub_bundle: Callable[[], Bundle], tmp_path: Path
 ) -> None:
     """No command would build it; earlier output stays."""
+    from infra.templates import write_templates
+
     (tmp_path / "kept").touch()
     with pytest.raises(ConfigRefused, match="set `image`"):
         write_templates(make_config(default_config, "test"), stub_bundle(), tmp_path)
@@ -123,6 +127,8 @@ def test_the_command_says_what_is_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error is the configuration's own, with its path, before anything is bundled."""
+    from infra import templates
+
     monkeypatch.delattr(templates, "make_bundle")
     path = tmp_path / "config.toml"
     for text, words in (
@@ -143,13 +149,15 @@ def test_a_review_needs_no_image(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The templates name a placeholder, which the command states."""
+    from infra import templates
+
     monkeypatch.setattr(templates, "make_bundle", lambda *_, **__: stub_bundle())
     path = tmp_path / "config.toml"
     path.write_text('[[models]]\nname="m"\ngpu="l4"')
     output = tmp_path / "out"
     assert templates.main(["--config", str(path), "--output", str(output), "--review"]) == 0
-    assert f"The image is a placeholder ({PLACEHOLDER})" in capsys.readouterr().err
-    name, tag = PLACEHOLDER.rpartition("/")[2].split(":")
+    assert f"The image is a placeholder ({templates.PLACEHOLDER})" in capsys.readouterr().err
+    name, tag = templates.PLACEHOLDER.rpartition("/")[2].split(":")
     written = (output / "compute.template.json").read_text(encoding="utf-8")
     assert name in written
     assert f":{tag}" in written

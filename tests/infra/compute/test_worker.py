@@ -10,9 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
-from aws_cdk import App, Stack
 
-from infra.image import WorkerImage
+from tests.container.dockerfile import copied_sources
 from tests.infra.compute.kinds import BIG, SMALL, Compute
 from tests.infra.conftest import Synth
 from tests.infra.reading import Grant, each
@@ -398,7 +397,15 @@ def test_volumes_are_the_tasks_own(any_kind: Compute) -> None:
 
 
 def test_the_image_is_built_from_what_it_needs(tmp_path: Path) -> None:
-    """The build is for the machines' processors, and excludes all else in a checkout."""
+    """The build is for the machines' processors; no history, secrets or caches get into it.
+
+    `cdk deploy` reads .dockerignore. The Dockerfile itself is included, which the CDK forgets
+    unless it is in the root.
+    """
+    from aws_cdk import App, Stack
+
+    from infra.image import WorkerImage
+
     app = App(outdir=str(tmp_path))
     WorkerImage(Stack(app, "Stack"), "Image", existing="")
     app.synth()
@@ -413,6 +420,18 @@ def test_the_image_is_built_from_what_it_needs(tmp_path: Path) -> None:
         *("engine", "engine_process", "handler", "net"),
         *("offline", "protocol", "sdk", "server", "tidemill"),
     }
+    copied = copied_sources("build")
+    files = {str(path.relative_to(context)) for path in context.rglob("*") if path.is_file()}
+    assert {name.split("/")[0] for name in files} == {*copied, "container", ".dockerignore"}
+    container = {"container/Dockerfile", "container/sbom.py"}
+    assert {name for name in files if name.startswith("container/")} == container
+    wanted = {
+        str(path.relative_to(ROOT))
+        for name in copied
+        for path in ((ROOT / name).rglob("*") if (ROOT / name).is_dir() else [ROOT / name])
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert files == {*wanted, *container, ".dockerignore"}
 
 
 # Rights
