@@ -119,7 +119,7 @@ def check(site: Site, found: FileCheck, expected: Estimate | None, *, has_price:
     )
 
 
-def form(models: Sequence[str]) -> str:
+def form(models: Sequence[str], *, runs_tables: bool = True) -> str:
     """Return the form of a new batch; `models` may contain ANY_MODEL."""
     return render(
         "new.html",
@@ -127,6 +127,7 @@ def form(models: Sequence[str]) -> str:
         windows=_WINDOWS,
         models=[name for name in models if name != ANY_MODEL],
         takes_any_model=ANY_MODEL in models,
+        runs_tables=runs_tables,
     )
 
 

@@ -199,7 +199,7 @@ class DashboardRoutes:
 
     async def show_form(self, _: Request) -> Response:
         """Return the form of a new batch."""
-        return await _html(lambda: pages.form(self._models))
+        return await _html(lambda: pages.form(self._models, runs_tables=False))
 
     async def show_check(self, request: Request) -> Response:
         """Return the check of a file before its upload."""

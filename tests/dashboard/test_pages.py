@@ -16,11 +16,13 @@ from tidemill.dashboard import pages
 from tidemill.protocol.names import ANY_MODEL
 
 
-def test_the_form_names_models() -> None:
-    """A server may accept any name."""
+def test_the_form_names_models_and_files() -> None:
+    """A server may accept any model, and runs no tables."""
     names = "<code>a</code>, <code>b</code>"
     assert f"{names}." in pages.form(["a", "b"])
     assert f"{names}, or any other name." in pages.form(["a", ANY_MODEL, "b"])
+    assert "requests, or a table<" in pages.form(["a"])
+    assert "requests<" in pages.form(["a"], runs_tables=False)
 
 
 @pytest.mark.parametrize("auth", ["keys", "iam", "none"])
