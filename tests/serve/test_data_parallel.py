@@ -47,15 +47,15 @@ def test_requests_are_answered_although_an_engine_is_killed(
     ):
 
         def answers() -> list[str | None]:
-            """Return an answer, and the same one by a stream."""
+            """Return an answer, and the same one by a streamed response."""
             whole = client.chat.completions.create(
                 model=demo.NAME, messages=QUESTION, temperature=0
             )
-            chunks = client.chat.completions.create(
-                model=demo.NAME, messages=QUESTION, temperature=0, stream=True
+            events = client.responses.create(
+                model=demo.NAME, input=QUESTION, temperature=0, stream=True
             )
-            streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-            return [whole.choices[0].message.content, streamed]
+            texts = [event.delta for event in events if event.type == "response.output_text.delta"]
+            return [whole.choices[0].message.content, "".join(texts)]
 
         engines = children(place)
         assert len(engines) == 2

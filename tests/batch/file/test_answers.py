@@ -73,6 +73,14 @@ def test_a_truncated_response_has_the_finish_reason_of_a_chat() -> None:
     assert answer_of(response).finish_reasons == ("length",)
 
 
+def test_a_call_of_a_custom_tool_is_compared_by_its_input() -> None:
+    """Its IDs are not compared."""
+    item = {"type": "custom_tool_call", "name": "f", "input": "a", "id": "1", "call_id": "2"}
+    answers = [answer_of({"output": [item | more]}) for more in ({}, {"id": "3"}, {"input": "b"})]
+    assert difference_between(*answers[:2]) is None
+    assert difference_between(*answers[1:]) is not None
+
+
 def test_decisions_are_read_as_lines_and_compared_by_their_probabilities() -> None:
     """Both formats are known; malformed answers are compared as JSON."""
     predicate = {"type": "predicate", "name": "city", "probability": 0.25}

@@ -122,10 +122,13 @@ def test_messages_are_included_on_request() -> None:
     ]
 
 
-def test_items_of_a_response_are_messages() -> None:
-    """Its status is the finish reason."""
-    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
-    output = {"type": "function_call_output", "call_id": "c1", "output": "5"}
+@pytest.mark.parametrize(
+    ("kind", "field"), [("function_call", "arguments"), ("custom_tool_call", "input")]
+)
+def test_items_of_a_response_are_messages(kind: str, field: str) -> None:
+    """Its status is the finish reason; a custom tool's input is its arguments."""
+    call = {"type": kind, "call_id": "c1", "name": "f", field: "{}"}
+    output = {"type": f"{kind}_output", "call_id": "c1", "output": "5"}
     user = {"role": "user", "content": [{"type": "input_text", "text": "What?"}]}
     items = [
         {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]},

@@ -39,8 +39,13 @@ SECONDS = 20
 class Engine(ScriptedEngine):
     """Answers with an empty response, or as a body requests."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs: list[Any] = []
+
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Follow the script in the body."""
+        self.inputs.append(body["input"])
         if body.get("status") == "broken":
             raise ValueError("broken")
         reply = await super().respond(url, body, request_id, created)
@@ -226,6 +231,19 @@ async def test_a_continued_conversation_is_checked_as_a_body(tmp_path: Path) -> 
         assert (long.status_code, long.json()["error"]["code"]) == (413, "body_too_large")
         unknown = await site.post(background=True, model="other")
         assert unknown.status_code == 404
+
+
+async def test_a_background_response_has_the_whole_conversation(tmp_path: Path) -> None:
+    """The engine gets all turns, although each is stored with a link to the one before."""
+    engine = Engine()
+    async with serving(tmp_path, engine) as site:
+        name = (await site.post(store=True)).json()["id"]
+        for text in ("b", "c"):
+            name = await site.start(previous_response_id=name, input=text)
+            await site.until(name, "completed")
+        assert [item["content"] for item in engine.inputs[-1]] == ["Hi", "b", "c"]
+        listed = (await site.client.get(f"{URL}/{name}/input_items?order=asc")).json()["data"]
+        assert [item["content"][0]["text"] for item in listed] == ["Hi", "b", "c"]
 
 
 async def test_input_items_are_listed_in_pages(tmp_path: Path) -> None:
