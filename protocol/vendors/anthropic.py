@@ -118,7 +118,7 @@ def _is_prefix(message: Any) -> bool:
 
 
 def _tool(tool: Any) -> Any:
-    if not isinstance(tool, dict) or tool.get("type") not in {None, "custom"}:
+    if not isinstance(tool, dict) or tool.get("type") not in (None, "custom"):
         return tool
     function = {name: tool[name] for name in ("name", "description", "strict") if name in tool}
     if "input_schema" in tool:
