@@ -5,8 +5,9 @@ A known endpoint that the model does not support and an unknown URL have differe
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from .errors import RequestError
 from .validation import printable
@@ -112,6 +113,34 @@ ENDPOINTS = (
     TRANSLATIONS.name,
 )
 """Names of all endpoints that engines support."""
+
+
+URLS_OF_FIELDS: dict[str, tuple[Route, ...]] = {
+    "file_url": (TRANSCRIPTIONS, TRANSLATIONS),
+    "messages": (CHAT_COMPLETIONS,),
+    "prompt": (COMPLETIONS,),
+    "state": (SYSTEM_ONE,),
+    "questions": (DECISIONS,),
+    "instructions": (RESPONSES,),
+    "max_output_tokens": (RESPONSES,),
+    "input": (EMBEDDINGS, RESPONSES, CLASSIFY, MODERATIONS),
+    "texts": (COHERE_EMBED,),
+    "inputs": (COHERE_EMBED,),
+    "label_token_ids": (GENERATIVE_SCORING,),
+    "query": (RERANK,),
+    "text_1": (SCORE,),
+    "data_1": (SCORE,),
+    "queries": (SCORE,),
+}
+"""Endpoints of a body without a URL by a field that only their bodies have, likelier ones first."""
+
+
+def url_of_body(body: Mapping[str, Any], url: str | None = None) -> str | None:
+    """Return the endpoint of a body by its fields; `url` decides among several, or without any."""
+    for name, routes in URLS_OF_FIELDS.items():
+        if name in body:
+            return next((each.name for each in routes if each.matches(url or "")), routes[0].name)
+    return url
 
 
 def find_route(url: str) -> Route | None:

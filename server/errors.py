@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
@@ -16,6 +16,10 @@ from tidemill.protocol.contract import EngineError, Reply
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.json_printing import discard, print_json
 from tidemill.protocol.validation import printable
+from tidemill.protocol.vendors.anthropic_answers import message_error
+
+MESSAGES: Final = "/v1/messages"
+"""Path of Anthropic's Messages API, and prefix of its other ones."""
 
 
 class Refused(RequestError):
@@ -73,11 +77,14 @@ def json_response(
     return Response(to_json(body), status_code, headers, "application/json")
 
 
-def error_response(error: RequestError) -> Response:
-    """Return the response for an error."""
+def error_response(error: RequestError, path: str) -> Response:
+    """Return the response for an error of a request to a path; Anthropic's have another form."""
     headers = error.headers if isinstance(error, Refused) else None
+    message = printable(error.message)
+    if path.startswith(MESSAGES):
+        return json_response(message_error(error.status_code, message), error.status_code, headers)
     body = error_body(error)
-    body["error"]["message"] = printable(error.message)
+    body["error"]["message"] = message
     return json_response(body, error.status_code, headers)
 
 
@@ -98,10 +105,10 @@ def _print_and_discard(body: dict[str, Any]) -> bytes:
     return data
 
 
-async def handle_request_error(_: Request, exc: Exception) -> Response:
+async def handle_request_error(request: Request, exc: Exception) -> Response:
     """Exception handler for `RequestError`."""
     assert isinstance(exc, RequestError)
-    return error_response(exc)
+    return error_response(exc, request.url.path)
 
 
 async def handle_http_exception(request: Request, exc: Exception) -> Response:
@@ -112,13 +119,14 @@ async def handle_http_exception(request: Request, exc: Exception) -> Response:
     if exc.status_code == 405:
         words, code = f"{path} does not support {request.method}.", "method_not_allowed"
     return error_response(
-        Refused(words, status_code=exc.status_code, code=code, headers=exc.headers)
+        Refused(words, status_code=exc.status_code, code=code, headers=exc.headers),
+        request.url.path,
     )
 
 
-async def handle_internal_error(_: Request, exc: Exception) -> Response:
+async def handle_internal_error(request: Request, exc: Exception) -> Response:
     """Exception handler for everything else; uvicorn logs the traceback."""
-    return error_response(internal_error(exc))
+    return error_response(internal_error(exc), request.url.path)
 
 
 def internal_error(exc: Exception) -> RequestError:

@@ -78,13 +78,18 @@ class InferenceRoute:
         send: Send,
         *,
         to_response: Callable[[Reply], Awaitable[Response]] = reply_response,
+        to_events: _ToEvents | None = None,
     ) -> None:
-        """Send the engine's reply to a body for a URL; `to_response` formats a whole reply."""
+        """Send the engine's reply to a body for a URL.
+
+        `to_response` formats a whole reply, and `to_events` a streamed one.
+        """
         with self.context.admission.admit(num_sequences(body)):
             coroutine = self.reply(url, body, new_request_id(), int(time.time()))
             reply: Reply | StreamedReply | None
             if "stream" in body and is_stream(body):
-                to_events = named_events if url in RESPONSES.exact else sse_events
+                if to_events is None:
+                    to_events = named_events if url in RESPONSES.exact else sse_events
                 reply = await self._stream(coroutine, to_events, receive, send)
             else:
                 reply = await run_until_disconnect(receive, coroutine)

@@ -50,7 +50,7 @@ class ServerMiddleware:
         app = self._app
         is_open = path in OPEN_PATHS or path.startswith(ASSETS)
         if refused := None if is_open else self._refused(scope):
-            app = error_response(refused)
+            app = error_response(refused, path)
         try:
             await app(scope, receive, send_and_record)
         except ClientDisconnected:
@@ -59,7 +59,7 @@ class ServerMiddleware:
             if not self._admission.is_closed:
                 raise
             if not status:  # the drain timeout cancelled it before its body arrived
-                await error_response(stopping(1))(scope, receive, send_and_record)
+                await error_response(stopping(1), path)(scope, receive, send_and_record)
         except EngineError:  # the client has its 503 already
             self._admission.mark_engine_lost()
         finally:
@@ -70,7 +70,10 @@ class ServerMiddleware:
     def _refused(self, scope: Scope) -> Refused | None:
         """Return the refusal for a missing key or a foreign origin, or None."""
         needs_key = KEYLESS.fullmatch(scope["path"]) is None
-        if needs_key and not self._api_keys.accepts(header(scope, b"authorization")):
+        # Anthropic's clients send the key in another header.
+        own = header(scope, b"x-api-key")
+        given = header(scope, b"authorization") or (own and f"{_BEARER}{own}")
+        if needs_key and not self._api_keys.accepts(given):
             return _no_key()
         return self._origins.check(scope)
 

@@ -17,8 +17,8 @@ from starlette.types import Receive, Scope, Send
 
 from tidemill.batch.file.lines import RawLine, read_lines
 from tidemill.batch.file.run_line import LineResult, run_line
-from tidemill.protocol import routes as urls
 from tidemill.protocol.errors import RequestError
+from tidemill.protocol.routes import CLASSIFY, EMBEDDINGS, URLS_OF_FIELDS, url_of_body
 
 from .context import ServerContext
 from .errors import json_response
@@ -30,26 +30,6 @@ _JSON = "application/json"
 _LINES = ("application/jsonlines", "application/x-ndjson", "application/jsonl")
 _MAX_PAYLOAD_MB = 25  # SageMaker's limit for a payload
 _MOST_AT_ONCE = 64
-
-# The endpoint of a body without a URL, by the field that only its requests have. The `input` of a
-# classifier, which has no embeddings, is labeled.
-_URLS = {
-    "messages": urls.CHAT_COMPLETIONS,
-    "prompt": urls.COMPLETIONS,
-    "state": urls.SYSTEM_ONE,
-    "questions": urls.DECISIONS,
-    "instructions": urls.RESPONSES,
-    "max_output_tokens": urls.RESPONSES,
-    "input": urls.EMBEDDINGS,
-    "label_token_ids": urls.GENERATIVE_SCORING,
-    "texts": urls.COHERE_EMBED,
-    "inputs": urls.COHERE_EMBED,
-    "query": urls.RERANK,
-    "text_1": urls.SCORE,
-    "data_1": urls.SCORE,
-    "queries": urls.SCORE,
-    "file_url": urls.TRANSCRIPTIONS,
-}
 
 
 def routes(context: ServerContext) -> list[Route]:
@@ -98,13 +78,14 @@ def _parse_request(
     url, inner = body.get("url"), body.get("body")
     if isinstance(url, str) and isinstance(inner, dict):
         return url, inner
-    for field, route in _URLS.items():
-        if field in body:
-            is_labeled = route is urls.EMBEDDINGS and urls.CLASSIFY.name in endpoints
-            return (urls.CLASSIFY if is_labeled else route).name, body
+    found = url_of_body(body)
+    if found == EMBEDDINGS.name and CLASSIFY.name in endpoints:
+        found = CLASSIFY.name  # the `input` of a classifier, which has no embeddings, is labeled
+    if found is not None:
+        return found, body
     raise RequestError(
-        f"The body matches no endpoint: it needs one of {', '.join(_URLS)}, or both `url` and"
-        " `body`.",
+        f"The body matches no endpoint: it needs one of {', '.join(URLS_OF_FIELDS)}, or both `url`"
+        " and `body`.",
         code="missing_required_parameter",
     )
 

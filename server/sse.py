@@ -113,12 +113,12 @@ async def named_events(
                 events.append({"type": "error", **error})
             for event in events:
                 event.setdefault("sequence_number", number)
-                yield await _named_event(event)
+                yield await named_event(event)
                 number = event["sequence_number"] + 1
             response = chunk.get("response", response)
 
 
-async def _named_event(event: dict[str, Any]) -> bytes:
+async def named_event(event: dict[str, Any]) -> bytes:
     """Return an event with its name; one with many log-probabilities is printed in a thread."""
     name = event["type"].encode()
     if has_more_values(event, _SHORT_VALUES):

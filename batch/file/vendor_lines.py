@@ -11,17 +11,7 @@ from typing import Any, Final, NamedTuple
 from pydantic_core import to_json
 
 from tidemill.protocol.json_bodies import load_json
-from tidemill.protocol.routes import (
-    CHAT_COMPLETIONS,
-    COMPLETIONS,
-    DECISIONS,
-    EMBEDDINGS,
-    RERANK,
-    RESPONSES,
-    SCORE,
-    TRANSCRIPTIONS,
-    TRANSLATIONS,
-)
+from tidemill.protocol.routes import CHAT_COMPLETIONS, EMBEDDINGS, url_of_body
 from tidemill.protocol.vendors.anthropic import chat_of_message
 from tidemill.protocol.vendors.gemini import chat_of_contents
 
@@ -36,18 +26,6 @@ from .lines import (
     name_of_type,
 )
 
-# A field that only bodies of an endpoint have, in the order of the search.
-_URLS_OF_FIELDS: Final = (
-    ("messages", (CHAT_COMPLETIONS,)),
-    ("prompt", (COMPLETIONS,)),
-    ("questions", (DECISIONS,)),
-    ("instructions", (RESPONSES,)),
-    ("max_output_tokens", (RESPONSES,)),
-    ("input", (EMBEDDINGS, RESPONSES)),
-    ("documents", (RERANK,)),
-    ("text_1", (SCORE,)),
-    ("file_url", (TRANSCRIPTIONS, TRANSLATIONS)),
-)
 _ANTHROPIC_FIELDS: Final = ("anthropic_version", "system", "stop_sequences", "thinking")
 _ID_NAMES: Final = ("custom_id", "id")
 
@@ -206,14 +184,6 @@ def is_anthropic(body: Mapping[str, Any]) -> bool:
     return isinstance(tools, list) and any(
         isinstance(tool, dict) and "input_schema" in tool for tool in tools
     )
-
-
-def url_of_body(body: Mapping[str, Any], url: str | None) -> str | None:
-    """Return the endpoint of a body by its fields; `url` decides among several, or without any."""
-    for name, routes in _URLS_OF_FIELDS:
-        if name in body:
-            return next((each.name for each in routes if each.matches(url or "")), routes[0].name)
-    return url
 
 
 def _error(custom_id: str | None, message: str, param: str | None = None) -> bytes:

@@ -17,6 +17,7 @@ _SAME: Final = (
 _DROPPED: Final = (
     *("metadata", "service_tier", "cache_control", "anthropic_version", "anthropic_beta"),
     *("betas", "container", "context_management", "inference_geo", "output_format"),
+    *("diagnostics", "speed", "user_profile_id", "workspace_id"),
 )
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -117,7 +118,7 @@ def _is_prefix(message: Any) -> bool:
 
 
 def _tool(tool: Any) -> Any:
-    if not isinstance(tool, dict) or tool.get("type") not in {None, "custom"}:
+    if not isinstance(tool, dict) or tool.get("type") not in (None, "custom"):
         return tool
     function = {name: tool[name] for name in ("name", "description", "strict") if name in tool}
     if "input_schema" in tool:
@@ -137,7 +138,7 @@ def _tool_choice(choice: Any) -> dict[str, Any]:
 
 def _thinking(thinking: Any) -> dict[str, Any]:
     match thinking:
-        case None | {"type": "adaptive"}:
+        case None | {"type": "adaptive" | "between_tools"}:
             return {}
         case {"type": "disabled"}:
             return {"reasoning_effort": "none"}

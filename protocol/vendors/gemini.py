@@ -200,7 +200,10 @@ def _tools(tool: Any) -> Iterator[Any]:
 def _tool_choice(config: Mapping[str, Any]) -> dict[str, Any]:
     if "mode" not in config:
         return {}
-    mode, names = _MODES.get(config["mode"], config["mode"]), config.get("allowedFunctionNames")
+    mode, names = (
+        _MODES.get(str(config["mode"]), config["mode"]),
+        config.get("allowedFunctionNames"),
+    )
     if not isinstance(names, list) or not names:
         return {"tool_choice": mode}
     tools = [{"type": "function", "function": {"name": name}} for name in names]
@@ -245,7 +248,7 @@ def _json_schema(schema: Any) -> Any:
             found[name] = value
     if schema.get("nullable") is True and isinstance(found.get("type"), str):
         found["type"] = [found["type"], "null"]
-        if "enum" in found:
+        if isinstance(found.get("enum"), list):
             found["enum"] = [*found["enum"], None]
     return found
 

@@ -42,6 +42,14 @@ DECISIONS: dict[str, Any] = {
     },
 }
 CHATS: dict[str, Any] = {
+    "anthropic": {
+        "whole": "Paris",
+        "streamed": "Paris",
+        "ended": ["end_turn", "end_turn", "s"],
+        "schema": LISBON,
+        "counted": True,
+        "refused": "not_found_error",
+    },
     "autobatcher": {"chat": "Paris", "responses": ["19", "20"], "batch": ["19", "20"]},
     "guidellm": {
         "totals": {"successful": 10, "errored": 0, "incomplete": 0, "total": 10},

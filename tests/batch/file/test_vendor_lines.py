@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -17,6 +19,9 @@ from tidemill.batch.file.lines import (
     Vendor,
     parse_line,
 )
+from tidemill.batch.file.vendor_lines import request_line
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.requests import check_request
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 CONTENTS = {"contents": [{"parts": [{"text": "Hi"}]}]}
@@ -187,3 +192,85 @@ def test_a_line_that_is_too_long_is_not_held() -> None:
     assert error.message.startswith("too long: 37,748,737 bytes")
     assert isinstance(first, Line)
     assert isinstance(last, Line)
+
+
+TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
+FULL: dict[Vendor, dict[str, Any]] = {
+    "anthropic": {
+        "custom_id": "a",
+        "params": {
+            "model": "m",
+            "system": [{"type": "text", "text": "s"}],
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "x"}]},
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "thinking", "thinking": "t"},
+                        {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}},
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "tool_result", "tool_use_id": "1", "content": "y"},
+                        {"type": "image", "source": {"type": "url", "url": "u"}},
+                    ],
+                },
+            ],
+            "tools": [TOOL],
+            "tool_choice": {"type": "tool", "name": "f"},
+            "thinking": {"type": "enabled", "budget_tokens": 5},
+            "output_config": {"format": {"type": "json_schema", "schema": {}}, "effort": "low"},
+        },
+    },
+    "gemini": {
+        "key": "a",
+        "request": {
+            "systemInstruction": {"parts": [{"text": "s"}]},
+            "contents": [
+                {"role": "user", "parts": [{"inlineData": {"mimeType": "m", "data": "d"}}]},
+                {"role": "model", "parts": [{"functionCall": {"name": "f", "args": {}}}]},
+                {"parts": [{"functionResponse": {"name": "f", "response": {}}}]},
+            ],
+            "generationConfig": {
+                "topK": 3,
+                "thinkingConfig": {"thinkingBudget": 3},
+                "responseSchema": {
+                    "type": "OBJECT",
+                    "nullable": True,
+                    "enum": ["a"],
+                    "properties": {"a": {"anyOf": [{"type": "STRING"}]}},
+                },
+            },
+            "tools": [{"functionDeclarations": [{"name": "f", "parameters": {}}]}],
+            "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["f"]}},
+        },
+    },
+}
+ODD = (None, True, 3, 10**400, -1.5, "", "é\0", [], [[]], {}, {"type": [], "text": {}})
+
+
+def altered(value: Any) -> Iterator[Any]:
+    """Yield copies of a value, each with another value in one place."""
+    yield from ODD
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from ({**value, name: other} for other in altered(each))
+            yield {key: value[key] for key in value if key != name}
+    if isinstance(value, list):
+        for place, each in enumerate(value):
+            yield from ([*value[:place], other, *value[place + 1 :]] for other in altered(each))
+
+
+@pytest.mark.parametrize("vendor", FULL)
+def test_every_odd_value_gives_a_line(vendor: Vendor) -> None:
+    """Each is a request, whose body is checked as any, or has one sentence."""
+    num_requests = 0
+    for line in altered(FULL[vendor]):
+        raw = RawLine(1, request_line(vendor, RawLine(1, json.dumps(line).encode())))
+        with suppress(LineError, RequestError):
+            found = parse_line(raw)
+            num_requests += 1
+            check_request(found.url, found.body, None)
+    assert num_requests > 500

@@ -77,7 +77,7 @@ def test_all_parameters_have_their_names_in_a_chat() -> None:
 
 
 def test_a_conversation_with_calls_results_images_and_thoughts() -> None:
-    """Each tool result is a message of its own, and a final assistant's text is continued."""
+    """Each tool result is a separate message, and a final assistant's text is continued."""
     image = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
     chat = chat_of(
         messages=[
