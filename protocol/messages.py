@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from .fields import Text, fault, text_or_list_of
-from .parts import ImagePart, Part, TextPart, is_image
+from .parts import ImagePart, Part, RefusalPart, TextPart, is_image
 from .tools import ToolCall
 
 
@@ -41,13 +41,14 @@ class Message(BaseModel):
     """Message of a conversation; unknown fields are passed to the template unchanged.
 
     A message of role `tool` is the result of the call with that `tool_call_id`. An assistant's
-    message with tool calls or reasoning may have no content.
+    message with tool calls, reasoning or a refusal may have no content.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: Annotated[Text, Field(min_length=1), AfterValidator(_served_role)]
     content: Content | None = None
+    refusal: Text | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: Annotated[Text, Field(min_length=1)] | None = None
     # The assistant's reasoning: vLLM's name, its old name, and the name in gpt-oss's template.
@@ -64,8 +65,8 @@ class Message(BaseModel):
             raise fault(("tool_calls",), "is only allowed in assistant messages", self.tool_calls)
         if self.role == "tool" and self.tool_call_id is None:
             raise fault(("tool_call_id",), "is required: it is the ID of the answered call", None)
-        has_thought = self.role == "assistant" and self.thought
-        if self.content is None and not self.tool_calls and not has_thought:
+        is_spoken = self.role == "assistant" and (self.thought or self.refusal)
+        if self.content is None and not self.tool_calls and not is_spoken:
             raise fault(("content",), "is required", None)
         return self
 
@@ -77,12 +78,12 @@ class Message(BaseModel):
         return next(filter(None, given), given[0] if given else None)
 
     def texts(self) -> list[str]:
-        """Return the texts of the parts; a string is one part."""
+        """Return the texts of the parts; a string is one part, and so is a refusal without any."""
         if self.content is None:
-            return []
+            return [self.refusal] if self.refusal else []
         if isinstance(self.content, str):
             return [self.content]
-        return [part.text for part in self.content if isinstance(part, TextPart)]
+        return [part.text for part in self.content if isinstance(part, (TextPart, RefusalPart))]
 
     def images(self) -> list[tuple[int, ImagePart]]:
         """Return the image parts, each with its index among all parts."""

@@ -32,6 +32,12 @@ _UNSUGGESTED = (
     *("stream_continuous_usage_stats", "guided_decoding_backend"),
 )
 
+# Sent next to the parameters for other servers or by mistake.
+_TEMPLATE_KWARGS = "chat_template_kwargs"
+_TEMPLATE_VARIABLES = frozenset(
+    {"enable_thinking", "thinking", "think", "thinking_budget", "extra_body"}
+)
+
 _STREAM_OPTIONS = frozenset({"include_usage", "continuous_usage_stats", "include_obfuscation"})
 _MAX_CACHED_CHARS = 256
 _MIN_LIKENESS = 0.7
@@ -65,6 +71,8 @@ class EndpointParameters:
 
     def nearest(self, name: str) -> str | None:
         """Return the known parameter that an unknown one was probably meant to be, if any."""
+        if name in _TEMPLATE_VARIABLES and _TEMPLATE_KWARGS in self.names:
+            return _TEMPLATE_KWARGS
         for path in sorted(self.nested, key=len, reverse=True):
             if name.startswith(f"{path}."):
                 found = _nearest(name.removeprefix(f"{path}."), sorted(self.nested[path]))

@@ -1,4 +1,4 @@
-"""Content parts of a message: text, and images by URL."""
+"""Content parts of a message: text, refusals, and images by URL."""
 
 from __future__ import annotations
 
@@ -37,11 +37,14 @@ def _as_object(value: object) -> object:
     return {"url": value} if isinstance(value, str) else value
 
 
+_FORMS = {"text": "<text>", IMAGE_URL: "<image>", "refusal": "<refusal>"}
+
+
 def _form_of_part(value: object) -> str:
     part_type = value.get("type") if isinstance(value, dict) else None
-    if part_type == IMAGE_URL:
-        return "<image>"
-    return "<other>" if isinstance(part_type, str) and part_type != "text" else "<text>"
+    if not isinstance(part_type, str):
+        return "<text>"
+    return _FORMS.get(part_type, "<other>")
 
 
 class TextPart(BaseModel):
@@ -51,6 +54,20 @@ class TextPart(BaseModel):
 
     type: Literal["text"]
     text: Text
+
+
+class RefusalPart(BaseModel):
+    """Refusal in an earlier answer of an assistant; the model reads it as text."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: Literal["refusal"]
+    refusal: Text
+
+    @property
+    def text(self) -> str:
+        """Return the refusal."""
+        return self.refusal
 
 
 class ImageUrl(BaseModel):
@@ -79,6 +96,7 @@ class OtherPart(BaseModel):
 
 Part = Annotated[
     Annotated[TextPart, Tag("<text>")]
+    | Annotated[RefusalPart, Tag("<refusal>")]
     | Annotated[ImagePart, Tag("<image>")]
     | Annotated[OtherPart, Tag("<other>")],
     Discriminator(_form_of_part),

@@ -14,7 +14,7 @@ from jinja2 import TemplateSyntaxError
 from tidemill.protocol.contract import EngineError
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.messages import Message
-from tidemill.protocol.parts import TextPart
+from tidemill.protocol.parts import RefusalPart, TextPart
 from tidemill.protocol.sandbox import Sandbox, TemplateEndless, strftime_at
 from tidemill.protocol.tools import ToolCall
 from tidemill.protocol.validation import printable, short_repr
@@ -125,7 +125,7 @@ class ChatTemplate:
         if isinstance(message.content, list) and message.images():
             content = [
                 {"type": "text", "text": part.text}
-                if isinstance(part, TextPart)
+                if isinstance(part, (TextPart, RefusalPart))
                 else {"type": "image"}
                 for part in message.content
             ]

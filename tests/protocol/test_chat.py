@@ -156,6 +156,12 @@ def test_a_length_limit_is_reported_in_its_unit() -> None:
             "messages.1.content.0.image_url.url",
         ),
         ({"role": "assistant", "tool_calls": [{}]}, "messages.1.tool_calls.0.function"),
+        ({"role": "user", "refusal": "No."}, "messages.1.content"),
+        ({"role": "assistant", "refusal": 5}, "messages.1.refusal"),
+        (
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": None}]},
+            "messages.1.content.0.refusal",
+        ),
         ({"role": "assistant", "tool_calls": []}, "messages.1.content"),
         ({"role": "user", "content": "", "tool_calls": [CALL]}, "messages.1.tool_calls"),
         ({"role": "assistant", "tool_calls": [CALL, call([1])]}, f"{CALLS}.1.function.arguments"),
@@ -357,6 +363,19 @@ def test_a_tool_reaches_the_template_as_it_was_sent() -> None:
     sent = {**tool(parameters={"type": "object", "x": [1]}, returns="text"), "more": 1}
     [parsed] = chat(tools=[sent]).tools or []
     assert parsed.as_template_reads() == sent
+
+
+def test_a_refusal_in_an_earlier_answer_is_its_text() -> None:
+    """It may be a part, or the whole message; only assistants refuse."""
+    part = {"type": "refusal", "refusal": "No."}
+    turns = [
+        {"role": "assistant", "content": [part, {"type": "text", "text": "Sorry."}]},
+        {"role": "assistant", "content": None, "refusal": "No."},
+        {"role": "assistant", "content": "Yes.", "refusal": None},
+    ]
+    parsed = chat(messages=[*MESSAGES, *turns]).messages[1:]
+    assert [turn.texts() for turn in parsed] == [["No.", "Sorry."], ["No."], ["Yes."]]
+    assert [turn.other_fields() for turn in parsed] == [{}] * 3
 
 
 def test_arguments_of_calls_become_objects() -> None:

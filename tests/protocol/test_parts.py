@@ -53,7 +53,7 @@ def test_a_detail_is_accepted(detail: str | None) -> None:
     check_request(URL, body(image(detail=detail)), None)
 
 
-@pytest.mark.parametrize("kind", ["video_url", "input_audio", "audio_url", "file", "refusal", ""])
+@pytest.mark.parametrize("kind", ["video_url", "input_audio", "audio_url", "file", ""])
 def test_parts_of_other_types_are_refused_by_name(kind: str) -> None:
     """The message lists the supported types and no other errors."""
     param, words = fault({"type": kind, kind: {"url": DATA}})

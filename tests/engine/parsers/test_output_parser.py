@@ -193,6 +193,7 @@ def test_a_call_is_parsed_in_each_format(form: str, text: str) -> None:
         ("cohere_command3", COHERE),
         ("gemma4", GEMMA),
         ("gemma4", GEMMA.replace('city:<|"|>Paris<|"|>', '"city": "Paris"')),
+        ("gemma4", GEMMA.replace("}<tool_call|>", "}\n<tool_call|>")),
         ("olmo3", OLMO.replace('city="Paris"', '\n    city="Paris",\n')),
         ("olmo3", f"<function_calls>[{WEATHER}, {TIME}]</function_calls>"),
         (
@@ -388,6 +389,13 @@ def test_arguments_are_copied_literally() -> None:
     arguments = '{"a":1.50,  "why":"\\u00e9 </tool_call>"}'
     text = f'<tool_call>{{"name": "add", "arguments": {arguments}}}</tool_call>'
     assert calls_of(parsed(text, "hermes")) == [("add", arguments)]
+
+
+def test_gemma_may_write_arguments_in_json() -> None:
+    """Text in a JSON string that looks like a key stays as it is."""
+    arguments = '{"why": "a, b: c"}'
+    answer = parsed(f"<|tool_call>call:add{arguments}<tool_call|>", "gemma4")
+    assert calls_of(answer) == [("add", arguments)]
 
 
 def test_only_one_call_is_returned_if_only_one_is_allowed() -> None:
