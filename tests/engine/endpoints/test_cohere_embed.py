@@ -71,7 +71,7 @@ async def test_an_input_type_selects_the_prompt_of_the_model(
     ],
 )
 async def test_long_texts_are_cut_by_default(fields: dict[str, Any], num_tokens: int) -> None:
-    """As by Cohere, at the end or the start."""
+    """Cohere cuts them, too, at the end or the start."""
     scene = Scene()
     await scene.body(URL, texts=[LONG], **fields)
     [request] = scene.encoder.requests

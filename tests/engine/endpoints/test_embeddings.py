@@ -141,7 +141,7 @@ async def test_an_element_type_that_does_not_fit_is_refused(
 
 
 def test_a_value_beyond_float16_is_refused() -> None:
-    """Infinity is no JSON."""
+    """JSON has no infinity."""
     with pytest.raises(RequestError, match="beyond"):
         converted(np.array([1e5], np.float32), "float16")
 
