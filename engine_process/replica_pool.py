@@ -23,6 +23,8 @@ from .client import EngineClient, EngineDied
 from .replicas import Replica, Replicas, Request
 
 _HOME_LOAD: Final = 1.25
+_BALANCE_SECONDS: Final = 0.01
+"""Requests that follow a burst of rows have started by then."""
 
 _Result = TypeVar("_Result")
 _Exchange = Callable[[EngineClient], Awaitable[_Result]]
@@ -76,6 +78,7 @@ class ReplicaPool:
         self._trial: Replica | None = None  # the engine that has the group on trial
         self._drained: Replica | None = None  # gets no more requests, for the next group
         self._deaths: dict[EngineClient, _Death] = {}
+        self._balancing: asyncio.TimerHandle | None = None
 
     def started(self) -> AbstractAsyncContextManager[None]:
         """Start all processes, and stop them at the end; raises EngineError if one cannot load."""
@@ -137,8 +140,9 @@ class ReplicaPool:
                     return result
         finally:
             self._forget(request)
-            if is_movable:
-                self._balance()
+            if is_movable and self._balancing is None:
+                loop = asyncio.get_running_loop()
+                self._balancing = loop.call_later(_BALANCE_SECONDS, self._balance)
 
     async def _turn(self, request: Request) -> tuple[Replica, EngineClient]:
         """Wait for an engine with capacity for the request; raises EngineError."""
@@ -329,6 +333,7 @@ class ReplicaPool:
 
     def _balance(self) -> None:
         """Move waiting requests from the busiest engine to the idlest: half of the difference."""
+        self._balancing = None
         ready = () if self._waiting else self._open
         idlest = min(ready, key=lambda one: len(one.sent), default=None)
         if idlest is not None and idlest.num_waiting < 0:

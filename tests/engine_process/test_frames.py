@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -20,6 +22,7 @@ from tidemill.engine_process.frames import (
     Frame,
     FrameError,
     FrameReader,
+    FrameWriter,
     Ready,
     Row,
     Run,
@@ -109,6 +112,25 @@ def test_a_truncated_frame_is_an_error_wherever_it_is_cut(frame: Frame, place: i
             await reader.read()
 
     asyncio.run(read())
+
+
+async def test_frames_of_one_turn_are_written_and_read_together() -> None:
+    """A call of the system costs more than a frame; frames before an invalid one are read."""
+    pieces = list[bytes]()
+    pipe = SimpleNamespace(write=pieces.append, is_closing=lambda: False, close=lambda: None)
+    writer = FrameWriter(cast("asyncio.StreamWriter", pipe))
+    for ticket in (1, 2):
+        writer.write(Abort(ticket))
+    await asyncio.sleep(0)
+    writer.write(Abort(3))
+    writer.close()
+    assert pieces == [encode_frame(Abort(1)) + encode_frame(Abort(2)), encode_frame(Abort(3))]
+    stream = asyncio.StreamReader()
+    reader = FrameReader(stream)
+    stream.feed_data(b"".join(pieces) + struct.pack("!IB", 0, 99))
+    assert await reader.read() == [Abort(1), Abort(2), Abort(3)]
+    with pytest.raises(FrameError, match="unknown frame kind 99"):
+        await reader.read()
 
 
 @given(st.integers(0, 255), st.binary(max_size=80))

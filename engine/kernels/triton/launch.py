@@ -148,7 +148,7 @@ def _condition(name: str, arg: Any) -> str | None:
 
 
 def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return str(dtype).replace(".", "_")  # not `bool`, which is also the type of an argument
 
 
 def _keep(key: tuple[Any, ...], launcher: Callable[..., bool]) -> None:

@@ -99,7 +99,7 @@ def test_another_kind_of_argument_is_compiled(x: torch.Tensor | None, size: Any)
 def test_launchers_of_several_kinds_are_kept() -> None:
     """Each is called for its own kinds: dtypes, classes, alignment, and numbers at the limits."""
     kernel, x = Kernel(), torch.zeros(64)
-    tensors = None, x, x[1:], x.half(), torch.nn.Parameter(x)
+    tensors = None, x, x[1:], x.half(), x.bool(), torch.nn.Parameter(x)
     sizes = 1, 0, 3, 16, -(2**31), 2**31 - 1, 2**31, 2**31 + 1, 2**62, True, 0.5
     grids = (3,), (3, 2), (3, 2, 1)
     every = [(grid, x, size) for grid in grids for x in tensors for size in sizes]
