@@ -20,6 +20,7 @@ from xdist.remote import Producer
 
 from tests import warm_start
 from tests.breadth import mark_breadth
+from tests.byte_code import find_test_files, write_byte_code
 from tests.emulators import NAMES, Emulator, running
 from tests.folder_scope import close_unused
 from tests.groups import GroupScheduling, place_of
@@ -95,8 +96,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     items.sort(key=lambda item: place_of(item.nodeid))
 
 
-def pytest_xdist_setupnodes() -> None:
-    """Fork the processes of tests from a server, too."""
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Fork the processes of tests from a server, too, and compile the tests while it starts."""
+    if warm_starts is not None:
+        warm_starts.start_wanted(is_wanted=True)
+    if not sys.dont_write_bytecode:
+        write_byte_code(find_test_files(config.args), config)
     if warm_starts is not None:
         warm_starts.wait()
 

@@ -1,0 +1,55 @@
+"""Byte code that is written before a distributed run."""
+
+from __future__ import annotations
+
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _pytest.assertion import rewrite
+
+from tests.byte_code import find_test_files, write_byte_code
+
+
+def test_pytest_imports_the_byte_code_that_was_written(
+    tmp_path: Path, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No process rewrites a file's assertions again, until the file changes."""
+    file = tmp_path / "folder/test_it.py"
+    file.parent.mkdir()
+    hook = rewrite.AssertionRewritingHook(pytestconfig)
+
+    def number() -> Any:
+        spec = spec_from_file_location("test_it", file, loader=hook)
+        assert spec is not None
+        module = module_from_spec(spec)
+        with monkeypatch.context() as patch:
+            patch.setattr(rewrite, "_rewrite_test", pytest.fail)
+            hook.exec_module(module)
+        return module.number
+
+    for value in (1, 2):
+        file.write_text(f"number = {value}\nassert number\n")
+        write_byte_code([file], pytestconfig)
+        assert number() == value
+
+
+def test_a_file_with_an_error_is_left_to_the_collection(
+    tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    """The run starts, and pytest reports the file."""
+    broken = tmp_path / "test_broken.py"
+    broken.write_text("def\n")
+    write_byte_code([broken, tmp_path / "test_missing.py"], pytestconfig)
+    assert list(tmp_path.rglob("*.pyc")) == []
+
+
+def test_files_are_those_of_the_arguments(tmp_path: Path) -> None:
+    """A folder has test files below it; a test is in its file."""
+    names = ["a/test_b.py", "a/c/test_d.py", "a/conftest.py", "test_e.py"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = find_test_files([f"{tmp_path}/a", f"{tmp_path}/test_e.py::test_x"])
+    assert {str(path.relative_to(tmp_path)) for path in found} == set(names) - {"a/conftest.py"}
