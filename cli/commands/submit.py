@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from tidemill.batch.table.recipe_keys import CASCADE
 from tidemill.offline.arguments.dataset_id import add_dataset_flags
 from tidemill.offline.arguments.recipe_flags import add_recipe_flags, has_recipe
 from tidemill.offline.console.errors import Refused
@@ -116,6 +115,8 @@ def _with_escalation(table: TableOptions, fields: dict[str, Any], file: str) -> 
     With a target accuracy, the recipe is a field, too: the deployment needs the table, which
     contains the known answers. Raises Refused for a recipe that is unsuitable for two models.
     """
+    from tidemill.batch.table.recipe_keys import CASCADE
+
     recipe = table.recipe
     if recipe.escalate is not None and "escalate" not in fields:
         given = {name: getattr(recipe, name) for name in CASCADE}

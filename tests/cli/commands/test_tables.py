@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.api_rig import Shell
+from tidemill.cli.batches.wait import Targets
 
 PROMPT = ("--prompt", "Say {{ text }}", "--id", "id")
 
@@ -158,3 +159,11 @@ def test_a_folder_has_no_learnt_threshold(shell: Shell) -> None:
     assert result.status == 2
     assert "folder is a dataset or a folder: pass --escalate-below P instead" in result.err
     assert shell.api.batches == {}
+
+
+def test_a_stopped_wait_for_a_table_names_both_commands() -> None:
+    """The rows are fetched first, then the table that the deployment has made."""
+    targets = Targets(None, None, force=False, table="my t.csv")
+    assert targets.resume_command("batch_1") == (
+        "tidemill resume batch_1 && tidemill results batch_1 -o 'my t.csv'"
+    )

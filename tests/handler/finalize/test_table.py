@@ -639,12 +639,13 @@ def test_an_input_that_is_gone_leaves_the_rows(mini: Cloud) -> None:
     assert (ended.status, ended.errors[0].code) == (Status.COMPLETED, "table_not_made")
 
 
-def of_the_api(cloud: Cloud, data: bytes, recipe: dict[str, Any]) -> Batch:
+def of_the_api(cloud: Cloud, data: bytes, recipe: dict[str, Any], **options: Any) -> Batch:
     """Create a batch of a file and a recipe by the API, and take it in."""
     cloud.put(data, "files/lab/file-1")
     file = File("file-1", "lab", "files/lab/file-1", len(data), 1, "x.csv", "batch")
     cloud.run(cloud.deployment.files.put_file(file))
-    request = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "recipe": recipe}
+    url = "/v1/decisions" if "ask" in recipe else "/v1/chat/completions"
+    request = {"input_file_id": "file-1", "endpoint": url, "recipe": recipe, **options}
     now = int(time.time())
     made = cloud.run(create_batch(cloud.deployment, "lab", parse_request(request), now))
     return cloud.ingest(made)
@@ -663,6 +664,23 @@ def test_a_table_of_the_api_comes_back_as_one(mini: Cloud) -> None:
     file = mini.run(mini.deployment.files.get_file(ended.table_file_id))
     assert file is not None
     assert file.tenant == "lab"
+
+
+def test_a_table_of_the_api_may_have_a_learnt_threshold(
+    ministack: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch's options name the second model, and its recipe the column of known answers."""
+    monkeypatch.setattr(f"{__name__}.row_of", decision_of)
+    cloud = Cloud.on(ministack, MODEL, "large")
+    known = pa.table({"text": ["x"] * 10, "known": ["yes"] * 10})
+    recipe = {"ask": ["good: Is it good?"], "gold": ["known"], "output": "csv"}
+    recipe |= {"prompt": "text: {{ text }}", "params": {"model": MODEL}}
+    options = {"escalate": "large", "target_accuracy": 0.8}
+    batch = of_the_api(cloud, comma_separated(known), recipe, **options)
+    assert batch.escalation == Escalation("large", "large", target=0.8)
+    ended = finished(cloud, published(cloud, batch))
+    made = csv.read_csv(io.BytesIO(table_of(cloud, ended)))
+    assert made.schema.names[-3:] == ["error", "model", "escalation_error"]
 
 
 def test_a_recipe_for_a_file_of_requests_is_refused(mini: Cloud) -> None:
