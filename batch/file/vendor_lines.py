@@ -13,6 +13,7 @@ from pydantic_core import to_json
 from tidemill.protocol.json_bodies import load_json
 from tidemill.protocol.routes import CHAT_COMPLETIONS, EMBEDDINGS, url_of_body
 from tidemill.protocol.vendors.anthropic import chat_of_message
+from tidemill.protocol.vendors.converse import chat_of_converse, is_converse
 from tidemill.protocol.vendors.gemini import chat_of_contents
 
 from .lines import (
@@ -151,7 +152,9 @@ def _of_contents(body: dict[str, Any], _: str | None) -> tuple[str, dict[str, An
 
 
 def _of_model_input(body: dict[str, Any], _: str | None) -> tuple[str | None, dict[str, Any]]:
-    """Return the request of a `modelInput`: Anthropic's, or one with OpenAI's names."""
+    """Return the request of a `modelInput`: Converse's, Anthropic's, or one with OpenAI's names."""
+    if is_converse(body):
+        return CHAT_COMPLETIONS.name, chat_of_converse(body)
     if is_anthropic(body):
         return CHAT_COMPLETIONS.name, chat_of_message(body)
     if isinstance(text := body.get("inputText"), str):
