@@ -39,7 +39,7 @@ class _Envelope(NamedTuple):
     needs_id: bool = True
 
 
-ENVELOPES: Final[Mapping[Vendor, _Envelope]] = {
+_ENVELOPES: Final[Mapping[Vendor, _Envelope]] = {
     "anthropic": _Envelope("custom_id", "params"),
     "bedrock": _Envelope("recordId", "modelInput", needs_id=False),
     "gemini": _Envelope("key", "request", needs_id=False),
@@ -95,7 +95,7 @@ def request_line(vendor: Vendor, raw: RawLine, url: str | None = None) -> bytes:
         request = _request(vendor, fields, raw.number, url)
         return to_json(request, inf_nan_mode="constants")
     except _BadLineError as exc:
-        known_id = fields.get("custom_id" if vendor == "chats" else ENVELOPES[vendor].id)
+        known_id = fields.get("custom_id" if vendor == "chats" else _ENVELOPES[vendor].id)
         return _error(known_id if isinstance(known_id, str) else None, str(exc), exc.param)
 
 
@@ -112,7 +112,7 @@ def _request(
 ) -> dict[str, Any]:
     if vendor == "chats":
         return _chat_row(fields, number)
-    envelope = ENVELOPES[vendor]
+    envelope = _ENVELOPES[vendor]
     body, custom_id = fields.get(envelope.body), fields.get(envelope.id)
     if not isinstance(body, dict):
         raise _BadLineError(_words(envelope.body, body, "an object"), envelope.body)
