@@ -13,6 +13,7 @@ from pydantic_core import to_json
 from tidemill.protocol.json_bodies import load_json
 from tidemill.protocol.routes import CHAT_COMPLETIONS, EMBEDDINGS, url_of_body
 from tidemill.protocol.vendors.anthropic import chat_of_message
+from tidemill.protocol.vendors.converse import chat_of_converse, is_converse
 from tidemill.protocol.vendors.gemini import chat_of_contents
 
 from .lines import (
@@ -38,7 +39,7 @@ class _Envelope(NamedTuple):
     needs_id: bool = True
 
 
-ENVELOPES: Final[Mapping[Vendor, _Envelope]] = {
+_ENVELOPES: Final[Mapping[Vendor, _Envelope]] = {
     "anthropic": _Envelope("custom_id", "params"),
     "bedrock": _Envelope("recordId", "modelInput", needs_id=False),
     "gemini": _Envelope("key", "request", needs_id=False),
@@ -94,7 +95,7 @@ def request_line(vendor: Vendor, raw: RawLine, url: str | None = None) -> bytes:
         request = _request(vendor, fields, raw.number, url)
         return to_json(request, inf_nan_mode="constants")
     except _BadLineError as exc:
-        known_id = fields.get("custom_id" if vendor == "chats" else ENVELOPES[vendor].id)
+        known_id = fields.get("custom_id" if vendor == "chats" else _ENVELOPES[vendor].id)
         return _error(known_id if isinstance(known_id, str) else None, str(exc), exc.param)
 
 
@@ -111,7 +112,7 @@ def _request(
 ) -> dict[str, Any]:
     if vendor == "chats":
         return _chat_row(fields, number)
-    envelope = ENVELOPES[vendor]
+    envelope = _ENVELOPES[vendor]
     body, custom_id = fields.get(envelope.body), fields.get(envelope.id)
     if not isinstance(body, dict):
         raise _BadLineError(_words(envelope.body, body, "an object"), envelope.body)
@@ -151,7 +152,9 @@ def _of_contents(body: dict[str, Any], _: str | None) -> tuple[str, dict[str, An
 
 
 def _of_model_input(body: dict[str, Any], _: str | None) -> tuple[str | None, dict[str, Any]]:
-    """Return the request of a `modelInput`: Anthropic's, or one with OpenAI's names."""
+    """Return the request of a `modelInput`: Converse's, Anthropic's, or one with OpenAI's names."""
+    if is_converse(body):
+        return CHAT_COMPLETIONS.name, chat_of_converse(body)
     if is_anthropic(body):
         return CHAT_COMPLETIONS.name, chat_of_message(body)
     if isinstance(text := body.get("inputText"), str):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tidemill.protocol.vendors.anthropic_answers import message_error, message_of_chat
+from tidemill.protocol.vendors.converse import converse_of_chat, is_converse
 from tidemill.protocol.vendors.gemini import contents_error, contents_of_chat
 
 from .lines import Vendor
@@ -65,6 +66,8 @@ def _model_output(given: Any, body: Mapping[str, Any]) -> Any:
     """Return the answer in the form of its `modelInput`."""
     if not isinstance(given, dict):
         return body
+    if is_converse(given):
+        return converse_of_chat(body)
     if is_anthropic(given):
         return message_of_chat(body)
     if "inputText" in given:

@@ -255,9 +255,8 @@ def _ensure_jsonl(lock: BatchLock, *, is_patient: bool) -> FileFormat:
         recipe = None
         if batch.options.table_recipe is not None or not begins_with_request(head):
             recipe = lock.aws.run(find_recipe(lock.deployment, batch, head, lock.now()))
-        form = FileFormat(is_table=True)
-        if recipe is None:
-            form = detect_format(head, batch.endpoint)
+        is_table = recipe is not None
+        form = FileFormat(is_table=True) if is_table else detect_format(head, batch.endpoint)
         if form.is_plain:
             return form
         batch = _start_conversion(lock, form, recipe)

@@ -9,11 +9,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-_SAME: Final = (
-    *("model", "messages", "max_tokens", "temperature", "top_p", "top_k", "stream"),
-    *("system", "stop_sequences", "tools", "tool_choice", "thinking", "output_config"),
-)
-# Fields without an effect on the answer.
+# Fields that are read by name, and those without an effect on the answer.
+_READ: Final = ("system", "stop_sequences", "tools", "tool_choice", "thinking", "output_config")
 _DROPPED: Final = (
     *("metadata", "service_tier", "cache_control", "anthropic_version", "anthropic_beta"),
     *("betas", "container", "context_management", "inference_geo", "output_format"),
@@ -25,8 +22,8 @@ _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 def chat_of_message(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the chat request of a request for a message."""
     get = body.get
-    chat = {name: value for name, value in body.items() if name not in (*_SAME, *_DROPPED)}
-    chat |= {name: body[name] for name in _SAME[:7] if get(name) is not None}
+    others = {name: body[name] for name in body if name not in (*_READ, *_DROPPED)}
+    chat = {name: value for name, value in others.items() if value is not None}
     messages = get("messages")
     if isinstance(messages, list):
         system = [] if get("system") in (None, "", []) else [_message("system", get("system"))]

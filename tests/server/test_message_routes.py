@@ -55,7 +55,7 @@ async def test_tokens_are_counted_by_the_tokenizer() -> None:
     ],
 )
 async def test_errors_have_anthropics_form(path: str, sent: Any, status: int, kind: str) -> None:
-    """The engine, the body and the server may be the cause."""
+    """The engine, the body and the server can fail."""
     async with site() as place:
         sent = {**BODY, **sent} if isinstance(sent, dict) else sent
         answer = await place.client.post(path, json=sent)

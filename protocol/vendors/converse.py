@@ -1,0 +1,115 @@
+"""Bedrock's Converse form, which Amazon's models share: requests as chats, and answers in it.
+
+It has the parts of Anthropic's messages under other names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from .anthropic import chat_of_message
+from .anthropic_answers import message_of_chat
+
+_PARAMETERS: Final = {
+    "maxTokens": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "temperature": "temperature",
+    "topP": "top_p",
+    "topK": "top_k",
+    "stopSequences": "stop_sequences",
+}
+# Fields that are read by name, and one without an effect on the answer.
+_READ: Final = ("messages", "system", "inferenceConfig", "toolConfig", "schemaVersion")
+
+
+def is_converse(body: Mapping[str, Any]) -> bool:
+    """Return whether a request has Converse's form, whose parts have no `type`."""
+    match body:
+        case {"inferenceConfig": _} | {"toolConfig": _} | {"schemaVersion": _}:
+            return True
+        case {"messages": [{"content": [dict(part), *_]}, *_]}:
+            return "type" not in part and "text" in part
+    return False
+
+
+def chat_of_converse(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the chat request of a request in Converse's form."""
+    message = {name: value for name, value in body.items() if name not in _READ}
+    if isinstance(config := body.get("inferenceConfig"), dict):
+        message |= {_PARAMETERS.get(name) or name: value for name, value in config.items()}
+    message["messages"] = _each(body.get("messages"), _message)
+    message["system"] = _each(body.get("system"), _block)
+    tools = body.get("toolConfig")
+    if isinstance(tools, dict):
+        message["tools"] = _each(tools.get("tools"), _tool)
+        match tools.get("toolChoice"):
+            case {"tool": {"name": name}}:
+                message["tool_choice"] = {"type": "tool", "name": name}
+            case {"any": _}:
+                message["tool_choice"] = {"type": "any"}
+    return chat_of_message(message)
+
+
+def converse_of_chat(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the response of a chat completion in Converse's form."""
+    message = message_of_chat(body)
+    usage = body.get("usage") or {}
+    content = [_answer_block(block) for block in message["content"]]
+    return {
+        "output": {"message": {"role": "assistant", "content": content}},
+        "stopReason": message["stop_reason"],
+        "usage": {
+            "inputTokens": usage.get("prompt_tokens", 0),
+            "outputTokens": usage.get("completion_tokens", 0),
+            "totalTokens": usage.get("total_tokens", 0),
+        },
+    }
+
+
+def _each(values: Any, translated: Any) -> Any:
+    return [*map(translated, values)] if isinstance(values, list) else values
+
+
+def _message(message: Any) -> Any:
+    if not isinstance(message, dict) or "content" not in message:
+        return message
+    return {**message, "content": _each(message["content"], _block)}
+
+
+def _block(block: Any) -> Any:
+    match block:
+        case {"text": text}:
+            return {"type": "text", "text": text}
+        case {"json": value}:
+            return {"type": "text", "text": json.dumps(value, ensure_ascii=False)}
+        case {"image": {"format": kind, "source": {"bytes": data}}}:
+            source = {"type": "base64", "media_type": f"image/{kind}", "data": data}
+            return {"type": "image", "source": source}
+        case {"toolUse": {"toolUseId": call_id, "name": name, "input": given}}:
+            return {"type": "tool_use", "id": call_id, "name": name, "input": given}
+        case {"toolResult": {"toolUseId": call_id, "content": content}}:
+            found = _each(content, _block)
+            return {"type": "tool_result", "tool_use_id": call_id, "content": found}
+        case {"reasoningContent": {"reasoningText": {"text": text}}}:
+            return {"type": "thinking", "thinking": text}
+    return block
+
+
+def _tool(tool: Any) -> Any:
+    match tool:
+        case {"toolSpec": {"name": name, "inputSchema": {"json": schema}} as spec}:
+            described = {"description": spec["description"]} if "description" in spec else {}
+            return {"name": name, **described, "input_schema": schema}
+    return tool
+
+
+def _answer_block(block: Mapping[str, Any]) -> dict[str, Any]:
+    match block["type"]:
+        case "thinking":
+            return {"reasoningContent": {"reasoningText": {"text": block["thinking"]}}}
+        case "tool_use":
+            use = {"toolUseId": block["id"], "name": block["name"], "input": block["input"]}
+            return {"toolUse": use}
+    return {"text": block["text"]}

@@ -1,0 +1,81 @@
+"""Bedrock's Converse form: requests as chats, and answers in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidemill.protocol.bodies import completion_body, usage_body
+from tidemill.protocol.chat import ChatCompletionRequest, chat_choice, message_body
+from tidemill.protocol.requests import read_body
+from tidemill.protocol.vendors.converse import chat_of_converse, converse_of_chat, is_converse
+
+USE: dict[str, Any] = {"toolUse": {"toolUseId": "t1", "name": "f", "input": {"a": 1}}}
+BODY: dict[str, Any] = {
+    "schemaVersion": "messages-v1",
+    "system": [{"text": "Be brief."}],
+    "messages": [
+        {
+            "role": "user",
+            "content": [{"image": {"format": "png", "source": {"bytes": "AAAA"}}}, {"text": "Hi"}],
+        },
+        {"role": "assistant", "content": [USE]},
+        {
+            "role": "user",
+            "content": [{"toolResult": {"toolUseId": "t1", "content": [{"json": {"b": 2}}]}}],
+        },
+    ],
+    "inferenceConfig": {"maxTokens": 5, "topP": 0.5, "stopSequences": ["x"]},
+    "toolConfig": {
+        "tools": [{"toolSpec": {"name": "f", "inputSchema": {"json": {"type": "object"}}}}],
+        "toolChoice": {"any": {}},
+    },
+}
+
+
+def test_a_request_becomes_a_chat() -> None:
+    """Parts, parameters and tools have their names in a chat."""
+    chat = chat_of_converse(BODY)
+    read_body(ChatCompletionRequest, chat)
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    calls = [{"id": "t1", "type": "function", "function": function}]
+    assert chat == {
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": [image, {"type": "text", "text": "Hi"}]},
+            {"role": "assistant", "content": None, "tool_calls": calls},
+            {"role": "tool", "content": '{"b": 2}', "tool_call_id": "t1"},
+        ],
+        "max_tokens": 5,
+        "top_p": 0.5,
+        "stop": ["x"],
+        "tools": [
+            {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+        ],
+        "tool_choice": "required",
+    }
+
+
+def test_the_form_is_detected_by_its_fields() -> None:
+    """Parts of the other forms have a type."""
+    text = {"role": "user", "content": [{"text": "Hi"}]}
+    assert is_converse({"messages": [text]})
+    assert is_converse({"messages": [], "inferenceConfig": {}})
+    assert not is_converse({"messages": [{**text, "content": [{"type": "text", "text": "Hi"}]}]})
+    assert not is_converse({"messages": [{**text, "content": "Hi"}]})
+
+
+def test_an_answer_has_its_form() -> None:
+    """Reasoning, text and calls are parts."""
+    message = message_body("Hi", reasoning="Hm.", calls=[("t1", "f", '{"a": 1}')])
+    choice = chat_choice(0, message, logprobs=None, finish_reason="tool_calls", stop_reason=None)
+    body = completion_body(
+        "chat.completion", "c-7", created=1, model="m", choices=[choice], usage=usage_body(5, 3)
+    )
+    reasoning = {"reasoningContent": {"reasoningText": {"text": "Hm."}}}
+    content = [reasoning, {"text": "Hi"}, USE]
+    assert converse_of_chat(body) == {
+        "output": {"message": {"role": "assistant", "content": content}},
+        "stopReason": "tool_use",
+        "usage": {"inputTokens": 5, "outputTokens": 3, "totalTokens": 8},
+    }
