@@ -27,8 +27,8 @@ test("a text is generated, whole and streamed", async () => {
 
 test("an object has its schema", async () => {
   const output = Output.object({ schema: z.object({ city: z.string() }) });
-  const asked = "Extract the city as JSON: Maria is 34 years old and lives in Lisbon.";
-  assert.deepEqual((await generateText({ ...request, output, prompt: asked })).output, { city: "Lisbon" });
+  const question = "Extract the city as JSON: Maria is 34 years old and lives in Lisbon.";
+  assert.deepEqual((await generateText({ ...request, output, prompt: question })).output, { city: "Lisbon" });
 });
 
 test("tools are called in several steps", async () => {
@@ -42,9 +42,9 @@ test("tools are called in several steps", async () => {
 });
 
 test("a conversation refers to earlier messages by their IDs", async () => {
-  const asked = { role: "user", content: "What is 7 plus 5?" };
-  const first = await generateText({ ...request, messages: [asked] });
-  const messages = [asked, ...first.response.messages, { role: "user", content: "And 7 plus 6?" }];
+  const question = { role: "user", content: "What is 7 plus 5?" };
+  const first = await generateText({ ...request, messages: [question] });
+  const messages = [question, ...first.response.messages, { role: "user", content: "And 7 plus 6?" }];
   const next = await generateText({ ...request, messages });
   assert.equal(next.text, "13");
   assert.equal(next.request.body.input[1].type, "item_reference");
