@@ -1,4 +1,4 @@
-"""Tool call parsers of calls enclosed in marks, in formats of one family: Gemma and Olmo 3."""
+"""Tool call parsers of Gemma and Olmo 3, whose calls are enclosed in marks."""
 
 from __future__ import annotations
 
