@@ -13,7 +13,9 @@ from transformers import pipeline
 
 from tests.engine.model.encoders.small_encoders import save
 from tests.engine.tasks.pooled import TEXTS, Serve, answer, refusal
+from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
+from tidemill.engine.inspection import inspect_model
 from tidemill.protocol.contract import EngineError
 
 NAMES = ("anger", "joy", "fear")
@@ -124,6 +126,7 @@ async def test_requests_that_a_classifier_cannot_answer(serve: Serve, tmp_path: 
         assert words in reply.body["error"]["message"], reply.body
     cut = await answer(served, "/classify", input="tide " * 400, truncate_prompt_tokens=-1)
     assert cut["usage"]["prompt_tokens"] == 320
+    assert inspect_model(EngineConfig(str(folder))).gives == "labels"
 
 
 @pytest.mark.parametrize(
@@ -131,6 +134,7 @@ async def test_requests_that_a_classifier_cannot_answer(serve: Serve, tmp_path: 
     [
         ({"id2label": {"0": "a", "1": "b", "3": "c"}}, "unsupported id2label"),
         ({"problem_type": "ranking"}, "unsupported problem_type 'ranking'"),
+        ({"problem_type": ["regression"]}, "unsupported problem_type"),
         ({"id2label": {"0": "a", "1": "b"}}, "weights"),
     ],
 )
