@@ -99,9 +99,12 @@ async def test_labels_are_moderation_categories(problem: str, serve: Serve, tmp_
     parts = [{"type": "text", "text": "A short"}, {"type": "text", "text": "one."}]
     [joined] = (await answer(served, "/moderations", input=parts))["results"]
     assert joined == (await answer(served, "/moderations", input="A short\none."))["results"][0]
-    for wrong in ([{"type": "image_url", "image_url": {"url": "data:"}}], [[101, 102]], [""], None):
+    part = parts[0]
+    for wrong in ([{"type": "image_url"}], [part] * 3_000, [part, "a"], [[101, 102]], [""], None):
         reply = await refusal(served, "/v1/moderations", input=wrong)
         assert reply.body["error"]["param"].startswith("input")
+    reply = await refusal(served, "/v1/moderations", input="a", use_activation=False)
+    assert reply.body["error"]["code"] == "unsupported_parameter"
 
 
 async def test_requests_that_a_classifier_cannot_answer(serve: Serve, tmp_path: Path) -> None:
