@@ -10,7 +10,7 @@ from pydantic import PlainValidator
 
 from .embeddings import PoolingRequest
 from .fields import encodable, fault
-from .prompts import prompts_of
+from .prompts import MAX_PROMPTS, prompts_of
 
 CATEGORIES: Final = (
     *("harassment", "harassment/threatening", "hate", "hate/threatening"),
@@ -31,6 +31,8 @@ _FORM: Final = "must be a string, a list of strings or a list of text parts"
 def _inputs(value: object) -> list[str]:
     """Return the texts; the parts of one list are one text, as in OpenAI's API."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
+        if len(value) > MAX_PROMPTS:
+            raise ValueError(f"must not have more than {MAX_PROMPTS:,} parts: split the request")
         return ["\n".join(_part(item, index) for index, item in enumerate(value))]
     texts = prompts_of(value)
     if not all(isinstance(text, str) for text in texts):

@@ -41,6 +41,12 @@ async def test_a_request_is_recognised_by_its_fields(body: dict[str, Any], url: 
         assert answer.json() == {"url": url, "body": body}
 
 
+def test_the_input_of_a_classifier_is_labeled() -> None:
+    """The model has no vectors."""
+    body = {"input": "a"}
+    assert sagemaker_routes._parse_request(body, ["/v1/classify"]) == ("/v1/classify", body)
+
+
 async def test_a_request_may_name_its_url() -> None:
     """It then has the same form as a line of a file."""
     async with site() as place:

@@ -25,20 +25,22 @@ def count_labels(config: SavedFields) -> int:
 def read_labels(config: SavedFields, count: int) -> tuple[str, ...]:
     """Return the names of `count` labels, in the order of their logits, as transformers has them.
 
-    Raises `ModelRefused` if `id2label` lacks one of them.
+    Raises `ModelRefused` if `id2label` lacks one of several.
     """
     named = config.fields.get("id2label")
     if not isinstance(named, dict) or len(named) != count:
-        return tuple(f"LABEL_{index}" for index in range(count))
+        named = {}
     labels = [named.get(str(index)) for index in range(count)]
-    if not all(isinstance(label, str) for label in labels):
+    if named and count > 1 and None in labels:
         raise config.wrong("id2label")
-    return tuple(map(str, labels))
+    return tuple(
+        f"LABEL_{index}" if label is None else str(label) for index, label in enumerate(labels)
+    )
 
 
 def activation_of_labels(config: SavedFields) -> str:
     """Return the activation of several logits, a class of torch.nn, by `problem_type`."""
     problem = config.fields.get("problem_type")
-    if problem is not None and problem not in _ACTIVATIONS:
+    if not isinstance(problem, str | None) or problem not in _ACTIVATIONS:
         raise config.wrong("problem_type")
     return _ACTIVATIONS[problem]

@@ -13,7 +13,9 @@ from transformers import pipeline
 
 from tests.engine.model.encoders.small_encoders import save
 from tests.engine.tasks.pooled import TEXTS, Serve, answer, refusal
+from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
+from tidemill.engine.inspection import inspect_model
 from tidemill.protocol.contract import EngineError
 
 NAMES = ("anger", "joy", "fear")
@@ -97,9 +99,12 @@ async def test_labels_are_moderation_categories(problem: str, serve: Serve, tmp_
     parts = [{"type": "text", "text": "A short"}, {"type": "text", "text": "one."}]
     [joined] = (await answer(served, "/moderations", input=parts))["results"]
     assert joined == (await answer(served, "/moderations", input="A short\none."))["results"][0]
-    for wrong in ([{"type": "image_url", "image_url": {"url": "data:"}}], [[101, 102]], [""], None):
+    part = parts[0]
+    for wrong in ([{"type": "image_url"}], [part] * 3_000, [part, "a"], [[101, 102]], [""], None):
         reply = await refusal(served, "/v1/moderations", input=wrong)
         assert reply.body["error"]["param"].startswith("input")
+    reply = await refusal(served, "/v1/moderations", input="a", use_activation=False)
+    assert reply.body["error"]["code"] == "unsupported_parameter"
 
 
 async def test_requests_that_a_classifier_cannot_answer(serve: Serve, tmp_path: Path) -> None:
@@ -124,6 +129,7 @@ async def test_requests_that_a_classifier_cannot_answer(serve: Serve, tmp_path: 
         assert words in reply.body["error"]["message"], reply.body
     cut = await answer(served, "/classify", input="tide " * 400, truncate_prompt_tokens=-1)
     assert cut["usage"]["prompt_tokens"] == 320
+    assert inspect_model(EngineConfig(str(folder))).gives == "labels"
 
 
 @pytest.mark.parametrize(
@@ -131,6 +137,7 @@ async def test_requests_that_a_classifier_cannot_answer(serve: Serve, tmp_path: 
     [
         ({"id2label": {"0": "a", "1": "b", "3": "c"}}, "unsupported id2label"),
         ({"problem_type": "ranking"}, "unsupported problem_type 'ranking'"),
+        ({"problem_type": ["regression"]}, "unsupported problem_type"),
         ({"id2label": {"0": "a", "1": "b"}}, "weights"),
     ],
 )
