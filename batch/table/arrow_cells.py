@@ -83,7 +83,7 @@ class ArrowCells:
     """
 
     def __init__(self, read: ReadBytes, num_bytes: int) -> None:
-        self._read, self._num_bytes = read, num_bytes
+        self._read, self._num_bytes, self._work = read, num_bytes, zstd.Work()
         self._is_file = read(0, len(ARROW_FILE)) == ARROW_FILE
         start = _FILE_START if self._is_file else 0
         try:
@@ -240,8 +240,9 @@ class ArrowCells:
         [num_bytes] = _COUNT.unpack_from(data)
         if num_bytes == -1:
             return data[8 + start : 8 + end]
-        unpack = zstd.unpack_frame if batch.codec == _ZSTD else lz4.unpack_frame
-        return unpack(data[8:], end)[start:end]
+        if batch.codec == _ZSTD:
+            return zstd.unpack_frame(data[8:], end, self._work)[start:end]
+        return lz4.unpack_frame(data[8:], end)[start:end]
 
 
 class _Truncated(ValueError):

@@ -15,7 +15,7 @@ from typing import Any, Final
 from .errors import NotReadHere
 from .lz4 import unpack_block
 from .parquet_sizes import Footer, ThriftReader
-from .zstd import unpack_frame
+from .zstd import Work, unpack_frame
 
 MAX_COLUMN_BYTES: Final = 2**19
 """Bytes at the start of a column that are needed at most."""
@@ -85,7 +85,7 @@ def _column(footer: Footer, name: str) -> tuple[Mapping[int, Any], Mapping[int, 
 
 def _pages(data: bytes, codec: int) -> Iterator[tuple[Mapping[int, Any], bytes, bytes]]:
     """Yield each page: its header, its levels if these are apart, and its decompressed values."""
-    place = 0
+    place, work = 0, Work()
     for _ in range(_MAX_PAGES):
         if place >= len(data):
             return
@@ -102,11 +102,11 @@ def _pages(data: bytes, codec: int) -> Iterator[tuple[Mapping[int, Any], bytes, 
             size = version_2[5] + version_2[6]
             levels, body = body[version_2[6] : size], body[size:]
         if version_2 is None or version_2.get(7, True):
-            body = _unpacked(body, codec, header[2] - len(levels))
+            body = _unpacked(body, codec, header[2] - len(levels), work)
         yield header, levels, body
 
 
-def _unpacked(data: bytes, codec: int, num_bytes: int) -> bytes:
+def _unpacked(data: bytes, codec: int, num_bytes: int, work: Work) -> bytes:
     if codec == 0:
         return data
     if codec == 1:
@@ -116,7 +116,7 @@ def _unpacked(data: bytes, codec: int, num_bytes: int) -> bytes:
         unpack_block(data, found, num_bytes)
         return bytes(found)
     if codec == _ZSTD:
-        return unpack_frame(data, num_bytes)
+        return unpack_frame(data, num_bytes, work)
     if num_bytes <= 0:
         return b""
     return zlib.decompressobj(_GZIP_WINDOW).decompress(data, num_bytes)

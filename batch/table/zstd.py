@@ -18,6 +18,24 @@ _PREDEFINED, _ONE, _DESCRIBED, _REPEATED = 0, 1, 2, 3
 _MAX_TREE_BITS: Final = 11
 _MAX_LITERAL_BITS: Final = {0: 10, 1: 10, 2: 14, 3: 18}
 _LONG_COUNT: Final = 0x7F00
+_MAX_WORK: Final = 3_000_000
+_BLOCK_WORK, _TABLE_WORK, _TREE_WORK, _SEQUENCE_WORK = 32, 512, 2048, 12
+
+
+class Work:
+    """Limit on the work for some frames, a few seconds: few bytes may describe very much.
+
+    A unit is about the time of one literal.
+    """
+
+    def __init__(self, left: int = _MAX_WORK) -> None:
+        self._left = left
+
+    def spend(self, units: int) -> None:
+        """Count units; raises ValueError above the limit."""
+        self._left -= units
+        if self._left < 0:
+            raise ValueError("too much work")
 
 
 class _State(NamedTuple):
@@ -66,22 +84,27 @@ class _Bits:
 class _Frame:
     """Decompressed bytes of a frame, and what its next block may refer to."""
 
+    work: Work
     found: bytearray = field(default_factory=bytearray)
     tree: Sequence[tuple[int, int]] = ()
     tables: dict[int, _Table] = field(default_factory=dict)
     offsets: tuple[int, int, int] = (1, 4, 8)
 
 
-def unpack_frame(data: bytes, num_bytes: int) -> bytes:
-    """Return the first bytes of a frame; raises ValueError and LookupError, also if it is cut."""
+def unpack_frame(data: bytes, num_bytes: int, work: Work) -> bytes:
+    """Return the first bytes of a frame; raises ValueError and LookupError, also if it is cut.
+
+    `work` limits the time, which the number of bytes does not.
+    """
     if data[:4] != _MAGIC:
         raise ValueError("not a Zstandard frame")
     flags = data[4]
     has_window, dictionary_bytes = not flags & 32, (0, 1, 2, 4)[flags & 3]
     size_bytes = (0 if has_window else 1, 2, 4, 8)[flags >> 6]
     place = 5 + has_window + dictionary_bytes + size_bytes
-    frame, is_last = _Frame(), False
+    frame, is_last = _Frame(work), False
     while len(frame.found) < num_bytes and not is_last:
+        work.spend(_BLOCK_WORK)
         head = int.from_bytes(_bytes(data, place, 3), "little")
         is_last, kind, size = bool(head & 1), head >> 1 & 3, head >> 3
         if size > MAX_BLOCK_BYTES:
@@ -116,12 +139,14 @@ def _unpack_block(frame: _Frame, block: bytes) -> None:
         elif mode == _ONE:
             frame.tables[number], place = _Table([_State(block[place], 0, 0)], 0), place + 1
         elif mode == _DESCRIBED:
+            frame.work.spend(_TABLE_WORK)
             frame.tables[number], place = _read_table(block, place, kind.max_table_bits)
     _run_sequences(frame, _Bits(block[place:]), num_sequences, literals)
 
 
 def _run_sequences(frame: _Frame, bits: _Bits, num_sequences: int, literals: bytes) -> None:
     """Append literals and copies of earlier bytes by turns."""
+    frame.work.spend(_SEQUENCE_WORK * num_sequences)
     found, place, end = frame.found, 0, len(frame.found) + MAX_BLOCK_BYTES
     tables = [frame.tables[number] for number in range(len(_KINDS))]
     lengths, _, copies = _KINDS
@@ -177,7 +202,9 @@ def _literals(frame: _Frame, block: bytes) -> tuple[bytes, int]:
     if size > MAX_BLOCK_BYTES:
         raise ValueError("too large")
     data, end = _bytes(block, num_head, packed), num_head + packed
+    frame.work.spend(size)
     if kind != _SAME_TREE:
+        frame.work.spend(_TREE_WORK)
         frame.tree, num_tree = _read_tree(data)
         data = data[num_tree:]
     if not form:

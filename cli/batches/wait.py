@@ -39,11 +39,12 @@ class Targets:
         """Return the `tidemill resume` command with the same targets."""
         flags = [("-o", self.output), ("-e", self.errors)]
         words = [word for flag, name in flags if name is not None for word in (flag, name)]
-        words += ["--force"] if self.force else []
-        command = shlex.join(["tidemill", "resume", batch_id, *words])
+        force = ["--force"] if self.force else []
+        command = shlex.join(["tidemill", "resume", batch_id, *words, *force])
         if self.table is None or self.output is not None:
             return command
-        return f"{command} && {shlex.join(['tidemill', 'results', batch_id, '-o', self.table])}"
+        results = ["tidemill", "results", batch_id, "-o", self.table, *force]
+        return f"{command}; {shlex.join(results)}"
 
 
 def names_for(file: str) -> tuple[str, str]:
@@ -121,7 +122,12 @@ def log_row_errors(batch: Batch, targets: Targets) -> None:
     """Log the errors of failed rows, or how to fetch them."""
     if batch.error_file_id is None:
         return
-    if targets.table is not None and targets.output is None:
+    if targets.table is not None and targets.output is None and batch.table_file_id is None:
+        log(
+            f"{amount(batch.failed, 'row')} failed: fetch them with "
+            f"`tidemill results {batch.id} -e FILE`"
+        )
+    elif targets.table is not None and targets.output is None:
         log(f"{amount(batch.failed, 'row')} failed: the column `error` says why")
     elif targets.errors is None:
         log(f"{amount(batch.failed, 'row')} failed: fetch them with -e FILE")

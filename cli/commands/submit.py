@@ -98,7 +98,7 @@ def command(arguments: argparse.Namespace) -> int:
         endpoint, sent = arguments.endpoint, None
         if is_table_sent and requests is not None and requests.table is not None:
             [sent] = requests.table.sources
-        name = None if sent is None else _name_of(file)
+        name = None if sent is None else _name_of(file, sent.name)
         status = submit(
             server, source, endpoint, fields, targets, as_json=as_json, filename=name, table=sent
         )
@@ -145,6 +145,6 @@ def _with_escalation(table: TableOptions, fields: dict[str, Any], file: str) -> 
     return replace(table, recipe=replace(recipe.uncalibrated, has_models=True))
 
 
-def _name_of(file: str) -> str:
-    """Return the name of a table in the server's list."""
-    return "table" if file == STANDARD_STREAM else file.rpartition("/")[2]
+def _name_of(file: str, shown: str) -> str:
+    """Return the name of a table in the server's list; `shown` is the one without secrets."""
+    return "table" if file == STANDARD_STREAM else shown.rpartition("/")[2] or "table"

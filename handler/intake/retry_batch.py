@@ -5,6 +5,7 @@ The API only counts failures and records the batch: intake selects and edits its
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Final
 from uuid import uuid4
@@ -35,6 +36,8 @@ from ..lifecycle.announce import announce
 from ..lifecycle.erasure import BatchErased
 from .new_batch import requested_escalation, webhook_of
 
+# With another value of these, the first model decides again.
+_OF_MODEL: Final = frozenset({"model", "decide_by"})
 # Failures of a larger error file are counted by intake: an API Lambda has half a minute.
 _MAX_COUNTED_BYTES: Final = 4 * 2**20
 
@@ -138,10 +141,13 @@ def _new_batch(
 def _is_of_second_model(old: Batch, params: RetryParams, counts: FailureCounts | None) -> bool:
     """Return whether a retry is only of rows that the second model of a cascade has failed.
 
-    Their threshold and way to decide must be the same, or the first model decides, too.
+    Their threshold and way to decide must be the same, or the first model decides, too, as it does
+    for another model.
     """
     known, options, retry = old.escalation, params.options, params.retry
     if known is None or known.is_waiting or counts is None:
+        return False
+    if retry.body is not None and not _OF_MODEL.isdisjoint(json.loads(retry.body)):
         return False
     requested = (options.escalate, options.escalate_below, options.escalate_by)
     if requested != (known.name, known.threshold or 1.0, known.by):

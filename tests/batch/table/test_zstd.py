@@ -8,7 +8,7 @@ from contextlib import suppress
 import pyarrow as pa
 import pytest
 
-from tidemill.batch.table.zstd import unpack_frame
+from tidemill.batch.table.zstd import Work, unpack_frame
 
 WORDS = [random.Random(1).randbytes(each % 9 + 1).hex() for each in range(400)]
 
@@ -37,8 +37,8 @@ def test_frames_are_unpacked_as_arrow_does(name: str, level: int) -> None:
     """Every kind of block and table occurs; the first bytes alone are the same."""
     data = CASES[name]
     packed = pa.Codec("zstd", compression_level=level).compress(data, asbytes=True)
-    assert unpack_frame(packed, len(data)) == data
-    assert unpack_frame(packed, 100) == data[:100]
+    assert unpack_frame(packed, len(data), Work()) == data
+    assert unpack_frame(packed, 100, Work()) == data[:100]
 
 
 def test_no_damage_raises_another_error_or_takes_long() -> None:
@@ -47,4 +47,13 @@ def test_no_damage_raises_another_error_or_takes_long() -> None:
     for at in range(0, len(packed), 5):
         for damaged in (packed[:at], packed[:at] + b"\xff" + packed[at + 1 :]):
             with suppress(ValueError, LookupError):
-                assert len(unpack_frame(damaged, 2**20)) <= 2**20
+                assert len(unpack_frame(damaged, 2**20, Work())) <= 2**20
+
+
+def test_a_frame_of_few_bytes_and_many_copies_is_refused() -> None:
+    """Each block describes 43,000 copies of three bytes in ten bytes, which would take seconds."""
+    copies = bytes([0, 255, 0x20, 0x28, 0b01010100, 0, 0, 0, 1])  # no literals, and no bits
+    block = (len(copies) << 3 | 2 << 1).to_bytes(3, "little") + copies
+    start = (16 << 3).to_bytes(3, "little") + bytes(16)
+    with pytest.raises(ValueError, match="too much work"):
+        unpack_frame(b"\x28\xb5\x2f\xfd\x00\x58" + start + 32 * block, 2**22, Work())

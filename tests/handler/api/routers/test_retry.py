@@ -276,7 +276,10 @@ def test_rows_that_a_second_model_has_failed_are_retried_by_it_alone(
     made = cloud.run(cloud.deployment.bucket.get(str(now.outputs.table_key))).decode()
     found = [(LARGE in row, "No." in row) for row in made.splitlines()[1:]]
     assert found == [(False, False), (True, False), (False, True)]
-    _, batch = retry(cloud, old.id, escalate_below=0.9)  # the first model decides again, too
+    _, batch = retry(cloud, old.id, body={"model": MODEL})  # the first model decides again, too
+    assert (batch.model, batch.escalation) == (MODEL, old.escalation)
+    assert run_to_end(cloud, batch, {"c": 0}).merge == "done"
+    _, batch = retry(cloud, old.id, escalate_below=0.9)
     assert (batch.model, batch.escalation) == (MODEL, Escalation(LARGE, LARGE, 0.9, by="chat"))
     assert [it["body"]["model"] for it in requests_of(cloud, batch)] == [MODEL]
     assert run_to_end(cloud, batch, {}).merge == "done"
