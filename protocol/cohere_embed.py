@@ -11,17 +11,20 @@ from .embeddings import EmbeddingRequest
 from .errors import RequestError
 from .fields import Text, Whole
 from .prompts import MAX_PROMPTS
+from .validation import short_repr
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 """Forms of a vector; `base64` contains little-endian fp32."""
 
 _FilledText = Annotated[Text, Field(min_length=1)]
 _Texts = Annotated[list[_FilledText], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)]
+_INPUT_TYPES = ("search_query", "search_document", "classification", "clustering", "image")
 # Other names of Cohere's input types in the prompts of published models.
-_PROMPT_NAMES = {
-    "search_query": ("search_query", "query"),
-    "search_document": ("search_document", "document", "passage"),
+_OTHER_NAMES = {
+    "search_query": ("query",),
+    "search_document": ("document", "passage", "corpus"),
 }
+_MAX_NAMES_SHOWN = 20
 
 
 class _TextPart(BaseModel):
@@ -85,17 +88,46 @@ class CohereEmbedRequest(BaseModel):
             return self.texts
         return ["\n".join(part.text for part in each.content) for each in self.inputs or ()]
 
-    def embedding_request(self, prompts: Mapping[str, str], max_model_len: int) -> EmbeddingRequest:
-        """Return the request to `/v1/embeddings` for a model with prompts and a context length."""
-        names = _PROMPT_NAMES.get(self.input_type or "", (self.input_type,))
-        cut = min(self.max_tokens or max_model_len, max_model_len)
-        return EmbeddingRequest(
+    def embedding_request(
+        self, prompts: Mapping[str, str], max_model_len: int, default_cut: int
+    ) -> EmbeddingRequest:
+        """Return the request to `/v1/embeddings` for a model with prompts and a context length.
+
+        Texts are cut to `default_cut` tokens without `max_tokens`; -1 is the context length.
+        Raises `RequestError` for an unknown `input_type`.
+        """
+        cut = None if self.max_tokens is None else min(self.max_tokens, max_model_len)
+        kind = _WholeTexts if self.truncate == "NONE" else EmbeddingRequest
+        return kind(
             input=[*self.joined_texts],
             dimensions=self.output_dimension,
-            prompt_name=next((name for name in names if name in prompts), None),
-            truncate_prompt_tokens=None if self.truncate == "NONE" else cut,
+            prompt_name=self._prompt_name(prompts),
+            truncate_prompt_tokens=None if self.truncate == "NONE" else cut or default_cut,
             truncation_side="left" if self.truncate == "START" else "right",
         )
+
+    def _prompt_name(self, prompts: Mapping[str, str]) -> str | None:
+        """Return the name of the prompt for the input type; None for the model's default."""
+        wanted = self.input_type
+        if wanted is None:
+            return None
+        by_name: dict[str, str] = {name.lower(): name for name in prompts}
+        for name in (wanted.lower(), *_OTHER_NAMES.get(wanted.lower(), ())):
+            if name in by_name:
+                return by_name[name]
+        if wanted.lower() in _INPUT_TYPES:
+            return None
+        names = ", ".join(sorted({*_INPUT_TYPES, *prompts})[:_MAX_NAMES_SHOWN])
+        raise RequestError(
+            f"Unknown `input_type` {short_repr(wanted)}: it must be one of {names}.",
+            param="input_type",
+        )
+
+
+class _WholeTexts(EmbeddingRequest):
+    """A request whose texts are never cut."""
+
+    is_cut_by_default = False
 
 
 def cohere_body(

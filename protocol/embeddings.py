@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -24,6 +24,9 @@ class PoolingRequest(BaseModel):
     """
 
     model_config = ConfigDict(extra="ignore", strict=True)
+
+    is_cut_by_default: ClassVar[bool] = True
+    """Whether a default of the server truncates texts."""
 
     model: str | None = None
 

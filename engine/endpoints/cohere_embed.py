@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tidemill.protocol.bodies import response_id
 from tidemill.protocol.cohere_embed import CohereEmbedRequest, EmbeddingType, cohere_body
 from tidemill.protocol.contract import Reply, Usage
-from tidemill.protocol.embeddings import EmbeddingRequest, OutputDtype
+from tidemill.protocol.embeddings import EmbeddingRequest
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.requests import read_body
 from tidemill.protocol.routes import COHERE_EMBED
@@ -17,7 +20,7 @@ from ..scheduling.encoding import EncodingRequest, EncodingResult
 from .embeddings import Embeddings
 from .endpoint import Prepared, RequestMetadata
 from .text_draft import TextDraft
-from .vectors import as_base64, as_numbers, converted
+from .vectors import PACKED, as_base64, as_numbers, converted, normalize
 
 
 class _Context(NamedTuple):
@@ -45,18 +48,22 @@ class CohereEmbed:
     def draft(self, body: dict[str, Any], metadata: RequestMetadata) -> TextDraft[_Prepared]:
         """Draft what `prepare` returns."""
         cohere = read_body(CohereEmbedRequest, body)
-        request = cohere.embedding_request(self._embeddings.prompts, self._embeddings.max_model_len)
+        embeddings = self._embeddings
+        request = cohere.embedding_request(
+            embeddings.prompts, embeddings.max_model_len, embeddings.default_cut
+        )
         try:
-            self._embeddings.check_width(request.dimensions)
+            embeddings.check_width(request.dimensions)
+            if not PACKED.isdisjoint(cohere.types):
+                embeddings.check_dtype(request, "binary", "embedding_types")
         except RequestError as error:
             error.message = error.message.replace("`dimensions`", "`output_dimension`")
-            error.param = "output_dimension"
+            if error.param == "dimensions":
+                error.param = "output_dimension"
             raise
-        for kind in cohere.types:
-            self._embeddings.check_dtype(request, _dtype_of(kind), "embedding_types")
         param = "inputs" if cohere.texts is None else "texts"
         context = _Context(cohere, request)
-        sequences = self._embeddings.sequences(request, metadata.created, param)
+        sequences = embeddings.sequences(request, metadata.created, param)
         return sequences.then(lambda requests: Prepared(requests, context, metadata))
 
     def finish(self, prepared: _Prepared, results: Sequence[EncodingResult]) -> Reply:
@@ -70,7 +77,7 @@ class CohereEmbed:
                 kind: [
                     as_base64(vector)
                     if kind == "base64"
-                    else as_numbers(converted(vector, _dtype_of(kind)))
+                    else as_numbers(converted(_scaled(vector, kind), kind))
                     for vector in vectors
                 ]
                 for kind in cohere.types
@@ -81,5 +88,6 @@ class CohereEmbed:
         return Reply(200, answer, Usage(prompt_tokens=num_tokens))
 
 
-def _dtype_of(kind: EmbeddingType) -> OutputDtype:
-    return "float" if kind == "base64" else kind
+def _scaled(vector: NDArray[np.float32], kind: EmbeddingType) -> NDArray[np.float32]:
+    """Return a vector as its elements need it: bytes are of values up to 1."""
+    return normalize(vector) if kind in {"int8", "uint8"} else vector

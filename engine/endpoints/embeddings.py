@@ -34,6 +34,7 @@ class Embeddings:
         self._description = model.description
         self._width = model.width
         self.max_model_len = model.max_model_len
+        self.default_cut = model.truncate_prompt_tokens or -1
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
         """Return a sequence for each input, or for the conversation."""

@@ -234,7 +234,7 @@ class EncodingRequestBuilder:
 
     def _truncation(self, request: PoolingRequest) -> Truncation:
         max_tokens, limit = request.truncate_prompt_tokens, self._model.max_model_len
-        if max_tokens is None:
+        if max_tokens is None and request.is_cut_by_default:
             max_tokens = self._model.truncate_prompt_tokens
         if max_tokens is not None and max_tokens > limit:
             raise RequestError(

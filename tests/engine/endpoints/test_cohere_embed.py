@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.engine.scripted_encoder import CLS, MAX_MODEL_LEN, Scene, encoder_model
@@ -45,7 +47,7 @@ async def test_inputs_are_joined_texts_and_floats_are_the_default() -> None:
         ({"query": "q: ", "passage": "p: "}, "search_query", "q: "),
         ({"query": "q: ", "passage": "p: "}, "search_document", "p: "),
         ({"query": "q: ", "search_query": "s: "}, "search_query", "s: "),
-        ({"clustering": "c: "}, "clustering", "c: "),
+        ({"Clustering": "c: "}, "clustering", "c: "),
         ({"query": "q: "}, "classification", ""),
         ({}, "search_query", ""),
     ],
@@ -79,6 +81,27 @@ async def test_long_texts_are_cut_by_default(fields: dict[str, Any], num_tokens:
     assert request.token_ids[0] == CLS
 
 
+async def test_a_default_of_the_server_cuts_texts_unless_the_body_forbids_it() -> None:
+    """Texts of bodies without a length have the server's."""
+    model = replace(encoder_model(), truncate_prompt_tokens=5)
+    scene = Scene(model)
+    await scene.body(URL, texts=[LONG])
+    [request] = scene.encoder.requests
+    assert len(request.token_ids) == 5
+    error = await scene.error(URL, texts=[LONG], truncate="NONE")
+    assert "has 42 tokens" in error["message"]
+
+
+async def test_bytes_are_of_vectors_of_length_one() -> None:
+    """The floats of the same answer stay as the model has them."""
+    scene = Scene(encoder_model(normalize=False))
+    body = await scene.body(URL, texts=["a"], embedding_types=["float", "int8"])
+    [vector], [small] = body["embeddings"]["float"], body["embeddings"]["int8"]
+    exact = np.array(vector) / np.linalg.norm(vector)
+    assert np.linalg.norm(vector) > 1.1
+    assert np.abs(127 * exact - small).max() <= 0.5
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
@@ -97,6 +120,7 @@ async def test_long_texts_are_cut_by_default(fields: dict[str, Any], num_tokens:
         ({"texts": ["a"], "embedding_types": []}, "embedding_types", "must not be empty"),
         ({"texts": ["a"], "embedding_types": "int8"}, "embedding_types", "must be"),
         ({"texts": ["a"], "output_dimension": 3}, "output_dimension", "`output_dimension` cannot"),
+        ({"texts": ["a"], "input_type": "serch_query"}, "input_type", "one of classification"),
         ({"texts": ["a"], "images": ["data:image/png;base64,AA=="]}, "images", "not supported"),
     ],
 )
