@@ -49,6 +49,10 @@ class Client:
         """Return the served model for each accepted name; `*` matches any other name."""
         return self.http.ask(_models, "GET", "models")
 
+    def speed_of(self, model: str) -> tuple[float, float | None] | None:
+        """Return the written tokens per second of one worker, and its cost per hour, if known."""
+        return self.http.ask(_speed, "GET", f"models/{_quoted(model)}")
+
     def create_file(self, filename: str, content: bytes) -> str:
         """Upload a small file in one request and return its id."""
         file = {"file": (filename, content, _MIME_TYPE)}
@@ -175,6 +179,12 @@ def _models(found: Mapping[str, Any]) -> dict[str, str]:
     named = {str(item["id"]): str(item.get("root") or item["id"]) for item in found["data"]}
     any_model = found.get("any_model")
     return named if any_model is None else {**named, ANY_MODEL: str(any_model)}
+
+
+def _speed(found: Mapping[str, Any]) -> tuple[float, float | None] | None:
+    speed = found.get("tidemill") or {}
+    rate = speed.get("tokens_per_second")
+    return (float(rate), speed.get("cost_per_hour")) if rate else None
 
 
 def _names(found: Mapping[str, Any]) -> tuple[dict[str, str], bool]:

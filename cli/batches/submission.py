@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from tidemill.batch.file.expected_tokens import UNTOLD_TOKENS, work_of
 from tidemill.batch.file.lines import EXAMPLE_LINE
 from tidemill.batch.file.unknown_parameters import sentences
 from tidemill.offline.console.error_summary import sentences_by_line
@@ -15,6 +17,7 @@ from tidemill.offline.console.errors import BadInput, OutputLost, Stopped
 from tidemill.offline.console.progress_bar import byte_progress
 from tidemill.offline.console.terminal import (
     amount,
+    duration,
     log,
     print_output,
     without_control_chars,
@@ -46,17 +49,45 @@ def dry_run(
     With `is_for_run`, the file may be empty; a deployment rejects an empty file. `has_warning` says
     that a problem was already reported.
     """
-    models = None
-    if server is not None:
-        with Client(server) as client:
+    models, expected = None, None
+    with Client(server) if server is not None else nullcontext() as client:
+        if client is not None:
             models = client.models()
-    report = check_source(source, models, fields, as_json=as_json, is_for_run=is_for_run)
+        report = check_source(source, models, fields, as_json=as_json, is_for_run=is_for_run)
+        [model, *others] = report.models or [""]
+        if client is not None and model and not others and not report.verdict.num_errors:
+            expected = _time_and_cost(report, client.speed_of(model))
     if as_json:
-        print_json(_fields_of(report))
-    else:
-        has_server = models is not None
-        print_output("\n".join(_sentences(report, has_server=has_server, has_warning=has_warning)))
+        print_json(_fields_of(report) | (expected._asdict() if expected is not None else {}))
+        return report
+    has_server = models is not None
+    lines = _sentences(report, has_server=has_server, has_warning=has_warning)
+    if expected is not None:
+        seconds, cost = expected
+        priced = "" if cost is None else f", which costs about {cost:,.3g}"
+        lines.insert(-1, f"about {duration(seconds)} of one worker{priced}")
+    print_output("\n".join(lines))
     return report
+
+
+class _TimeAndCost(NamedTuple):
+    """Seconds of one worker, and their cost if there is a price."""
+
+    estimated_seconds: float
+    estimated_cost: float | None
+
+
+def _time_and_cost(
+    report: FileReport, speed: tuple[float, float | None] | None
+) -> _TimeAndCost | None:
+    """Return an estimate by the speed of a model's workers; None if it is unknown."""
+    if speed is None:
+        return None
+    rate, cost_per_hour = speed
+    output = report.output_tokens + UNTOLD_TOKENS * report.num_unlimited
+    seconds = work_of(report.input_tokens, output) / rate
+    cost = None if cost_per_hour is None else seconds / 3600 * cost_per_hour
+    return _TimeAndCost(round(seconds, 1), cost)
 
 
 def submit(

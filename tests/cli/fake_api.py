@@ -48,6 +48,7 @@ class FakeApi:
     def __init__(self) -> None:
         self.url = ""
         self.models = [MODEL]
+        self.speed: dict[str, float | None] | None = None
         self.files: dict[str, bytes] = {}
         self.filenames: list[str] = []
         self.uploads: dict[str, dict[str, Any]] = {}
@@ -231,7 +232,9 @@ class _Handler(BaseHTTPRequestHandler):
             error = {"message": f"There is no {words[-1]}.", "type": "x", "code": "gone"}
             return 404, {"error": error}
 
-    def _models(self, *_: object) -> tuple[int, Any]:
+    def _models(self, words: list[str], *_: object) -> tuple[int, Any]:
+        if words:
+            return 200, {"id": words[0], "tidemill": self.api.speed}
         return 200, {"data": [{"id": name} for name in self.api.models]}
 
     def _files(self, words: list[str], _: dict[str, str], body: bytes) -> tuple[int, Any]:

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from tidemill.protocol.names import ANY_MODEL, model_of
 
 from ...deployment import deployment
+from ..envelope.caller import aws
 from ..envelope.errors import NotFound
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
@@ -28,6 +29,22 @@ class ModelObject(BaseModel):
     owned_by: Literal["tidemill"] = "tidemill"
     root: str
     parent: str | None = None
+
+
+class ModelSpeed(BaseModel):
+    """Rate that one worker of a model measured, in written tokens; it reads eight times as many.
+
+    The cost per hour is that of its GPUs, null without a price.
+    """
+
+    tokens_per_second: float
+    cost_per_hour: float | None
+
+
+class ModelDetails(ModelObject):
+    """A model with its speed in `tidemill`, null before workers have measured it."""
+
+    tidemill: ModelSpeed | None
 
 
 class ModelList(BaseModel):
@@ -51,13 +68,22 @@ def list_models() -> ModelList:
 
 
 @router.get("/v1/models/.+")
-def retrieve_model() -> ModelObject:
+def retrieve_model() -> ModelDetails:
     """Return one model; its name may contain slashes, which clients may quote."""
     name = unquote(router.current_event.path.removeprefix("/v1/models/"))
     root = model_of(name, deployment().models)
     if root is None:
         raise NotFound(f"Model {name[:100]} not found.", code="model_not_found")
-    return _model_object(name, root)
+    return ModelDetails(**_model_object(name, root).model_dump(), tidemill=_speed_of(root))
+
+
+def _speed_of(model: str) -> ModelSpeed | None:
+    rate = aws().run(deployment().fleets.get_rate(model))
+    if not rate.expected_work_per_second:
+        return None
+    price = deployment().settings.gpu_hour_price(model)
+    cost = price * rate.num_gpus if price is not None and rate.num_gpus else None
+    return ModelSpeed(tokens_per_second=rate.expected_work_per_second, cost_per_hour=cost)
 
 
 def _model_object(name: str, root: str) -> ModelObject:

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
@@ -234,6 +235,30 @@ def test_a_dry_run_checks_the_models_of_a_given_server(shell: Shell) -> None:
     assert (value["lines"], value["num_errors"]) == (1, 1)
     assert [(error["code"], error["line"]) for error in value["errors"]] == [("model_not_found", 1)]
     assert shell.api.requests == [("GET", "/v1/models")]
+
+
+@pytest.mark.parametrize(
+    ("speed", "expected"),
+    [
+        (None, []),
+        ({"tokens_per_second": 0.1, "cost_per_hour": None}, ["about 1 min 42 s of one worker"]),
+        (
+            {"tokens_per_second": 0.1, "cost_per_hour": 36.0},
+            ["about 1 min 42 s of one worker, which costs about 1.02"],
+        ),
+    ],
+)
+def test_a_dry_run_names_the_time_and_the_cost(
+    shell: Shell, speed: dict[str, float | None] | None, expected: list[str]
+) -> None:
+    """They follow from the measured speed of the model's workers and the price of their GPUs."""
+    shell.api.speed = speed
+    file = shell.file(line("a", prompt="x" * 40, max_tokens=9))
+    result = shell.type("submit", file, "--dry-run")
+    assert (result.status, result.out.splitlines()[-2:-1]) == (0, expected or ANY)
+    assert ("of one worker" in result.out) == bool(expected)
+    [value] = shell.type("submit", file, "--dry-run", "--json").values
+    assert ("estimated_seconds" in value) == bool(expected)
 
 
 def test_a_large_file_goes_in_parts(shell: Shell) -> None:

@@ -8,6 +8,8 @@ from openai import OpenAI
 from openai.types import Model
 
 from tests.handler.api.rig import answer_to, refusal_in, request_of
+from tidemill.batch.fleet import WorkerRate
+from tidemill.handler.api.envelope.caller import aws
 from tidemill.handler.deployment import deployment
 
 
@@ -23,6 +25,25 @@ def test_the_models_that_are_served_are_listed(client: OpenAI) -> None:
 def test_a_model_is_found_by_its_name(client: OpenAI, name: str) -> None:
     """Slashes and all."""
     assert client.models.retrieve(name).id == name
+
+
+def test_a_model_has_the_speed_and_the_cost_of_its_workers(
+    client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are unknown before a worker has measured them, and without a price."""
+    found = [client.models.retrieve("lab/large").to_dict()["tidemill"]]
+    here = deployment()
+    rate = WorkerRate(expected_work_per_second=50, num_gpus=2)
+    aws().run(here.fleets.put_rate("lab/large", rate))
+    found.append(client.models.retrieve("lab/large").to_dict()["tidemill"])
+    prices = here.settings.model_copy(update={"gpu_hour_prices": {"lab/large": 3.0}})
+    monkeypatch.setattr(here, "settings", prices)
+    found.append(client.models.retrieve("lab/large").to_dict()["tidemill"])
+    assert found == [
+        None,
+        {"tokens_per_second": 50.0, "cost_per_hour": None},
+        {"tokens_per_second": 50.0, "cost_per_hour": 6.0},
+    ]
 
 
 def test_a_slash_may_come_quoted(client: OpenAI) -> None:
