@@ -21,9 +21,22 @@ CATEGORIES: Final = (
 """OpenAI's categories."""
 
 _LEAST_SCORE: Final = 0.5
-_HARMLESS: Final = re.compile(
-    "(ok|safe|neutral|normal|none|benign|clean|harmless|sfw)|(no|not|non)[ _-].*", re.IGNORECASE
+_HARMLESS: Final = frozenset(
+    """
+    acceptable appropriate benign clean ham harmless innocuous inoffensive neither neutral none
+    normal not ok okay safe sfw
+    """.split()
 )
+# Nouns and adjectives that make a label harmless after "no", "not", "non" or "un".
+_HARMS: Final = """
+    abuse abusive aggression aggressive bullying cyberbullying explicit flagged harassment harm
+    harmful hate hateful hatespeech hostile inappropriate injection insult insulting jailbreak
+    malicious misogynistic misogynous misogyny nsfw obscene obscenity offense offensive porn profane
+    profanity racism racist selfharm sexism sexist sexual spam suicidal suicide threat threatening
+    toxic toxicity unsafe violence violent vulgar
+""".split()
+_NEGATED: Final = re.compile(f"(no|not|non|un)({'|'.join(_HARMS)})")
+_UNNAMED: Final = re.compile("LABEL_[0-9]+")
 _SEPARATORS: Final = re.compile("[^a-z0-9]+")
 _FORM: Final = "must be a string, a list of strings or a list of text parts"
 
@@ -58,9 +71,15 @@ def category_of(label: str) -> str | None:
 
     Case and punctuation do not matter. None for a harmless label, such as `safe` or `not_toxic`.
     """
-    if _HARMLESS.fullmatch(label):
+    name = _plain(label)
+    if name in _HARMLESS or _NEGATED.fullmatch(name):
         return None
-    return _BY_NAME.get(_plain(label), label)
+    return _BY_NAME.get(name, label)
+
+
+def are_named(labels: Sequence[str]) -> bool:
+    """Return whether any of a model's labels has a name, unlike transformers' `LABEL_0`."""
+    return not all(map(_UNNAMED.fullmatch, labels))
 
 
 def moderation_body(

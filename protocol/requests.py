@@ -186,7 +186,8 @@ def num_sequences(body: Mapping[str, Any]) -> int:
         value = body.get(name)
         if not isinstance(value, list) or not value or isinstance(value[0], int):
             continue
-        if name != "input" or not isinstance(value[0], dict):  # items of one conversation
+        is_object = name == "input" and isinstance(value[0], dict)
+        if not is_object or "text_pair" in value[0]:  # others are items of one conversation
             count = max(count, len(value))
     questions, orders = body.get("questions"), body.get("debias")
     if isinstance(questions, (list, dict)):

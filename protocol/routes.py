@@ -64,7 +64,9 @@ SCORE = Route("/v1/score", _SCORES, suffix="/score")
 RERANK = Route("/v1/rerank", _SCORES, suffix="/rerank")
 CLASSIFY = Route("/v1/classify", _LABELS, exact=frozenset({"/v1/classify", "/classify"}))
 MODERATIONS = Route(
-    "/v1/moderations", _LABELS, exact=frozenset({"/v1/moderations", "/moderations"})
+    "/v1/moderations",
+    f"{_LABELS} with named labels",
+    exact=frozenset({"/v1/moderations", "/moderations"}),
 )
 TRANSCRIPTIONS = Route(
     "/v1/audio/transcriptions", _HEARS, exact=frozenset({"/v1/audio/transcriptions"})

@@ -45,8 +45,9 @@ def items_of(
 
 
 def _input_of(text: Text) -> Any:
-    if not isinstance(text, tuple):
+    """Return a text, token IDs, or a pair of texts as an object."""
+    if not isinstance(text, tuple) or not any(isinstance(part, str) for part in text):
         return text
-    if len(text) != 2:
+    if [*map(type, text)] != [str, str]:
         raise TypeError(f"a pair must have two texts; got {short_repr(text)}")
     return dict(zip(("text", "text_pair"), text, strict=True))

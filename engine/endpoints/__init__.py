@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tidemill.protocol.moderation import are_named
+
 from ..model.encoders.decision_heads import CodeReadout, JointHead, MarkerHead
 from ..parsers.registry import ParserSet
 from ..scheduling.encoding import EncodingRequest, EncodingResult
@@ -86,7 +88,8 @@ def encoder_endpoints(
     if (reader := _head_reader(model)) is not None:
         return (Decisions(reader), SystemOne(reader))
     task, labels = model.description.task, model.description.labels
-    classify = (Classify(model), Moderations(model)) if labels else ()
+    moderations = (Moderations(model),) if are_named(labels) else ()
+    classify = (Classify(model), *moderations) if labels else ()
     if task == "classify":
         return classify
     scores = (Score(model), Rerank(model), *classify)

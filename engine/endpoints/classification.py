@@ -33,9 +33,10 @@ def _softmax(logits: Numbers) -> Numbers:
     return probabilities
 
 
-_ACTIVATIONS: Mapping[str, Callable[[Numbers], Numbers]] = MappingProxyType(
+LABEL_ACTIVATIONS: Mapping[str, Callable[[Numbers], Numbers]] = MappingProxyType(
     {**ACTIVATIONS, "Softmax": _softmax}
 )
+"""Activations of the logits of a text, by their names in torch.nn."""
 
 
 class LabelActivation:
@@ -48,7 +49,7 @@ class LabelActivation:
         is_regression = description.config.get("problem_type") == "regression"
         name = "Identity" if is_regression else description.activation
         self.is_exclusive = name == "Softmax"
-        self._activate = _ACTIVATIONS[name]
+        self._activate = LABEL_ACTIVATIONS[name]
 
     def values(self, result: EncodingResult, *, is_raw: bool = False) -> list[float]:
         """Return the number of each label; logits if `is_raw`."""
@@ -64,16 +65,19 @@ class Classify:
 
     def __init__(self, model: EncoderModel) -> None:
         self._requests = EncodingRequestBuilder(model)
+        self._has_template = model.reads_pairs_by_template
         self._labels = model.description.labels
         self._activation = LabelActivation(model.description)
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
         """Return a sequence for each text or pair, or for the conversation."""
-        return self._draft(body, metadata).read()
+        return self._draft(read_body(ClassificationRequest, body), metadata).read()
 
     def draft(self, body: dict[str, Any], metadata: RequestMetadata) -> TextDraft[_Prepared] | None:
-        """Draft what `prepare` returns; None for a conversation, which is rendered first."""
-        return None if body.get("messages") is not None else self._draft(body, metadata)
+        """Draft what `prepare` returns; None if its texts are rendered first."""
+        request = read_body(ClassificationRequest, body)
+        is_rendered = request.messages is not None or (self._has_template and request.pairs)
+        return None if is_rendered else self._draft(request, metadata)
 
     def finish(self, prepared: _Prepared, results: Sequence[EncodingResult]) -> Reply:
         """Return the numbers of each text, in the order of the inputs."""
@@ -90,8 +94,9 @@ class Classify:
         )
         return Reply(200, answer, Usage(prompt_tokens=num_tokens))
 
-    def _draft(self, body: dict[str, Any], metadata: RequestMetadata) -> TextDraft[_Prepared]:
-        request = read_body(ClassificationRequest, body)
+    def _draft(
+        self, request: ClassificationRequest, metadata: RequestMetadata
+    ) -> TextDraft[_Prepared]:
         created = metadata.created
         if request.messages is not None:
             sequences = self._requests.from_conversation(request, created=created)

@@ -245,6 +245,7 @@ class EncodingRequestBuilder:
         cut = Truncation(
             max_tokens=limit if max_tokens == -1 else max_tokens,
             side=request.truncation_side or "right",
+            is_longest_first=not isinstance(request, ScoringRequest),
         )
         if not isinstance(request, ScoringRequest):
             return cut

@@ -11,6 +11,7 @@ from tidemill.protocol.contract import EngineError
 
 from ..config import EngineConfig
 from ..endpoints import encoder_endpoints
+from ..endpoints.classification import LABEL_ACTIVATIONS
 from ..endpoints.decisions.option_markers import MARKS
 from ..endpoints.encoder_requests import EncoderModel
 from ..endpoints.scoring import ACTIVATIONS
@@ -69,9 +70,11 @@ def read_encoder(config: EngineConfig) -> PoolingConfig:
     description = read_pooling_config(hf_config.raw, config)
     if description is None:
         raise ModelRefused(f"{config.model} is neither an embedding model nor a reranker.")
-    if description.task == "score" and description.activation not in ACTIVATIONS:
+    is_classifier = description.task == "classify"
+    if description.activation not in (LABEL_ACTIVATIONS if is_classifier else ACTIVATIONS):
+        kind = "label" if is_classifier else "score"
         raise ModelRefused(
-            f"{config.model}: score activation {description.activation} is not supported."
+            f"{config.model}: {kind} activation {description.activation} is not supported."
         )
     return description
 

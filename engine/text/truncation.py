@@ -1,7 +1,8 @@
 """Tokenization of texts and pairs with truncation, special tokens around them.
 
-A text is truncated before special tokens are added, so that these stay. In a pair only the second
-text is truncated: half a question is another question, but half a document still has its subject.
+A text is truncated before special tokens are added, so that these stay. A document is truncated,
+but not its query: half a question is another question, but half a document still has its subject.
+Other pairs lose tokens of the longer text.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ class Truncation:
     """Limits and side of a truncation; `max_tokens` None truncates nothing.
 
     `max_tokens` counts a whole sequence, including special tokens; the others one text of a pair.
+    With `is_longest_first` the longer text of a pair is truncated, as transformers does by default.
     """
 
     max_tokens: int | None = None
     max_first: int | None = None
     max_second: int | None = None
     side: Side = "right"
+    is_longest_first: bool = False
 
 
 class TruncatingTokenizer:
@@ -111,7 +114,7 @@ class TruncatingTokenizer:
         """Return each second text after its first one, or after the only one.
 
         `encodings` are those of the first texts and of the second ones, without special tokens.
-        Raises `RequestError` if no token of a second text would remain.
+        Raises `RequestError` if no token of a truncated text would remain.
         """
         heads, tails = list(encodings[:num_firsts]), list(encodings[num_firsts:])
         for side, limit in ((heads, cut.max_first), (tails, cut.max_second)):
@@ -184,12 +187,21 @@ class TruncatingTokenizer:
         return ids
 
     def _pair(self, head: Any, tail: Any, cut: Truncation) -> TokenPair:
-        num_others = len(head) + self._num_special_of_pair
-        if cut.max_tokens is not None and num_others + len(tail) > cut.max_tokens:
-            room = cut.max_tokens - num_others
-            if room < 1:
+        num_special = self._num_special_of_pair
+        num_tokens = len(head) + len(tail) + num_special
+        if cut.max_tokens is not None and num_tokens > cut.max_tokens:
+            room = cut.max_tokens - num_special
+            num_first = len(head)
+            if cut.is_longest_first:
+                if room < 2:
+                    raise _no_room(f"the {num_special} special tokens leave no room for two texts")
+                shorter = min(num_first, len(tail), room // 2)
+                num_first = room - shorter if num_first > len(tail) else shorter
+            elif room <= num_first:
+                num_others = num_first + num_special
                 raise _no_room(f"the parts that are not truncated have {num_others} tokens")
-            tail.truncate(room, direction=cut.side)
+            head.truncate(num_first, direction=cut.side)
+            tail.truncate(room - num_first, direction=cut.side)
         joined = self._backend.post_process(head, tail)
         return TokenPair(joined.ids, joined.type_ids)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .page.table_rows import TableRows
 
 _BUFFER_BYTES: Final = 2**20
+_LABELED: Final = ["label", "score", "probs"]
 
 
 @contextmanager
@@ -84,19 +85,20 @@ def _outcome(results: Mapping[str, Any]) -> dict[str, Any]:
 
 def _answer(results: Mapping[str, Any]) -> dict[str, Any]:
     """Return the body fields with the answer, as its endpoint writes them."""
-    if "embedding" in results:
+    # The fields of a JSON schema, which follow the usage, may have any names.
+    names = [*takewhile(lambda name: name != "usage", results)]
+    if "embedding" in names:
         found = _parsed(results["embedding"]) or []
         vectors = found if found and isinstance(found[0], list) else [found]
         return {"data": [{"index": at, "embedding": each} for at, each in enumerate(vectors)]}
-    if "scores" in results:
+    if "scores" in names:
         scores = _parsed(results["scores"]) or []
         return {"data": [{"index": at, "score": each} for at, each in enumerate(scores)]}
-    if "probs" in results:
+    if names == _LABELED:
         label = _parsed(results["label"], only_lists=True)
         return {"data": _labeled(label, _parsed(results["probs"]) or [])}
-    if "results" in results:
+    if "results" in names:
         return {"results": _parsed(results["results"]) or []}
-    names = [*takewhile(lambda name: name != "usage", results)]
     if questions := question_columns_at_end(names):
         return {"answers": [{"name": name, "choice": results[name]} for name, *_ in questions]}
     if "finish_reason" not in results:

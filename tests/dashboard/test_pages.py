@@ -14,6 +14,7 @@ from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
 from tidemill.dashboard import pages
 from tidemill.protocol.names import ANY_MODEL
+from tidemill.protocol.routes import ENDPOINTS
 
 
 def test_the_form_names_models_and_files() -> None:
@@ -23,6 +24,16 @@ def test_the_form_names_models_and_files() -> None:
     assert f"{names}, or any other name." in pages.form(["a", ANY_MODEL, "b"])
     assert "requests, or a table<" in pages.form(["a"])
     assert "requests<" in pages.form(["a"], runs_tables=False)
+
+
+def test_only_batches_of_generated_text_have_tokens() -> None:
+    """All other endpoints return numbers or labels."""
+    batches = [batch_object(replace(NEW, endpoint=url), Progress(), now=0) for url in ENDPOINTS]
+    rows = [pages.row_of(batch, {}) for batch in batches]
+    assert {row.wire.endpoint for row in rows if row.writes_tokens} == {
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses"),
+        *("/v1/audio/transcriptions", "/v1/audio/translations"),
+    }
 
 
 @pytest.mark.parametrize("auth", ["keys", "iam", "none"])

@@ -141,6 +141,8 @@ async def no_host(url: str) -> bytes:
         ({"prompt": ["a", "b", "c"], "n": 2}, 6),
         ({"prompt": [[1], [2]]}, 2),
         ({"input": ["a", "b"]}, 2),
+        ({"input": [{"text": "a", "text_pair": "b"}] * 3}, 3),
+        ({"input": [{"role": "user", "content": "a"}] * 3}, 1),
         ({"query": "q", "documents": ["a", "b", "c"]}, 3),
         ({"prompt": [], "n": 10**9}, 1),
         ({"prompt": {"a": 1}, "n": "x"}, 1),

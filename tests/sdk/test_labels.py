@@ -27,6 +27,8 @@ def test_texts_and_pairs_are_labeled(classifier: Path, tmp_path: Path) -> None:
     with Engine(str(classifier), device="cpu") as engine:
         one, other = engine.classify(TEXTS, progress=False)
         [pair] = engine.classify([("The tide", "falls")], progress=False)
+        by_ids = engine.classify([(101, 2003, 102)], progress=False)  # type: ignore[list-item]
+        assert by_ids == engine.classify([[101, 2003, 102]], progress=False)  # type: ignore[list-item]
         given = {"url": "/v1/classify", "prompt": "{{ text }}", "progress": False}
         table = engine.answer_table({"text": TEXTS}, **given)
         with pytest.raises(RequestFailed, match=r"`input\.1` must not be empty"):

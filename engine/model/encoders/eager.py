@@ -14,7 +14,7 @@ from ..config.hf_config import CONFIG
 from ..families.refused_types import reason_acoustic, reason_unknown
 from ..hf.pretrained import from_pretrained
 from ..parity.logits import round_parameters
-from ..weights.checkpoint import Checkpoint
+from ..weights.checkpoint import Checkpoint, check_shapes
 from .forward import TokenSequence
 
 # Encoder-decoders whose encoder alone gives vectors, each with its encoder's class.
@@ -107,7 +107,9 @@ def read_module(
         device,
         attention=attention,
         is_multimodal=is_multimodal,
+        ignore_mismatched_sizes=True,
     )
+    check_shapes(checkpoint.name, type(module).__name__, found["mismatched_keys"])
     # Other outputs of a base model are not used here.
     missing = [key for key in found["missing_keys"] if is_classifier or "pooler" not in key]
     if missing:

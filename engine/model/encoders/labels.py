@@ -15,17 +15,17 @@ _ACTIVATIONS = {
 
 
 def count_labels(config: SavedFields) -> int:
-    """Return the number of labels of the network's own head."""
+    """Return the number of labels of the network's own head, as transformers does."""
     labels = config.fields.get("id2label")
-    if isinstance(labels, dict) and labels:
-        return len(labels)
-    return config.optional_count("num_labels") or _DEFAULT_LABELS
+    num_names = len(labels) if isinstance(labels, dict) else 0
+    return config.optional_count("num_labels") or num_names or _DEFAULT_LABELS
 
 
 def read_labels(config: SavedFields, count: int) -> tuple[str, ...]:
     """Return the names of `count` labels, in the order of their logits, as transformers has them.
 
-    Raises `ModelRefused` if `id2label` lacks one of several.
+    Names are those of `id2label` if it has `count` of them. Raises `ModelRefused` if it lacks one
+    of several.
     """
     named = config.fields.get("id2label")
     if not isinstance(named, dict) or len(named) != count:

@@ -222,14 +222,15 @@ def _load_transformers(
 ) -> LoadedEncoder:
     from . import transformers_model
 
-    is_classifier = isinstance(pooling_config.head, Classifier)
-    if pooling_config.head is not None and not is_classifier:
+    head = pooling_config.head
+    num_labels = head.num_labels if isinstance(head, Classifier) else None
+    if head is not None and num_labels is None:
         raise ModelRefused(f"{settings.model}: the engine's decoder does not support it: {why}")
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, hf_config.dtype, device)
     checkpoint = find_checkpoint(settings.model)
     loaded = transformers_model.load(
-        checkpoint, pooling_config.config, dtype, device, is_classifier=is_classifier
+        checkpoint, pooling_config.config, dtype, device, num_labels=num_labels
     )
     note = (
         "transformers runs this model, with sequences of one length together and more slowly than "

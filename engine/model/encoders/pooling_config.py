@@ -261,7 +261,7 @@ def _of_scores(raw: Mapping[str, Any], files: ModelFiles, stack: Stack | None) -
         pooling=pooling,
         modules=modules,
         head=head,
-        activation=_activation(config, files) if has_one else activation_of_labels(config),
+        activation=_activation(config, files, has_one=has_one),
         labels=read_labels(config, num_labels),
         has_pair_template=stack is not None and stack.reads_messages,
         template_variables={} if stack is None else stack.template_variables,
@@ -331,18 +331,28 @@ def _token_id(token: str, config: SavedFields, files: ModelFiles) -> int:
     return token_id
 
 
-def _activation(config: SavedFields, files: ModelFiles) -> str:
-    """Return a score's activation: the sigmoid unless sentence-transformers' files set another.
+def _activation(config: SavedFields, files: ModelFiles, *, has_one: bool) -> str:
+    """Return the activation that sentence-transformers' files set, else the default.
+
+    That is the sigmoid of a score, and transformers' of several labels, which Identity leaves.
+    """
+    default = "Sigmoid" if has_one else activation_of_labels(config)
+    saved = _saved_activation(config, files, default)
+    return default if saved == "Identity" and not has_one else saved
+
+
+def _saved_activation(config: SavedFields, files: ModelFiles, default: str) -> str:
+    """Return the activation in sentence-transformers' files.
 
     Version 6 has a separate file, 4 and 5 use config.json, and older ones a long name.
     """
     saved = files.fields(_SAVED_MODEL)
     if saved.fields.get("activation_fn") is not None:
-        return saved.activation("activation_fn", "Sigmoid")
+        return saved.activation("activation_fn", default)
     section = config.fields.get("sentence_transformers")
     if isinstance(section, dict) and section.get("activation_fn") is not None:
-        return SavedFields(files, _CONFIG, section).activation("activation_fn", "Sigmoid")
-    return config.activation(_OLD_ACTIVATION, "Sigmoid")
+        return SavedFields(files, _CONFIG, section).activation("activation_fn", default)
+    return config.activation(_OLD_ACTIVATION, default)
 
 
 def _of_texts(files: ModelFiles) -> dict[str, Any]:

@@ -203,10 +203,13 @@ class SavedFields:
         return value
 
     def activation(self, key: str, default: str) -> str:
-        """Return the name of a class of torch.nn; other modules are never loaded."""
+        """Return the name of a class of torch.nn, which may be `default`.
+
+        Other modules are never loaded.
+        """
         path = self.text(key, f"torch.nn.{default}")
         name = path.rpartition(".")[2]
-        if not path.startswith("torch.nn.") or name not in ACTIVATIONS:
+        if not path.startswith("torch.nn.") or name not in {default, *ACTIVATIONS}:
             raise self.wrong(key)
         return name
 

@@ -85,9 +85,13 @@ def load(
     dtype: torch.dtype,
     device: torch.device,
     *,
-    is_classifier: bool,
+    num_labels: int | None,
 ) -> LoadedEncoder:
-    """Return the model in a dtype on a device; `ModelRefused` explains why it cannot be served."""
+    """Return the model in a dtype on a device; `ModelRefused` explains why it cannot be served.
+
+    With `num_labels` it has its head for sequence classification.
+    """
+    is_classifier = num_labels is not None
     config = read_config(checkpoint.name, raw)
     has_encoder = config.model_type in ENCODERS_OF_PAIRS and not is_classifier
     if getattr(config, "is_encoder_decoder", False) and not has_encoder:
@@ -106,7 +110,7 @@ def load(
             f"{checkpoint.name}: {CONFIG} sets neither hidden_size nor vocab_size: only models "
             "that read tokens and give a vector for each are supported."
         )
-    _check_outputs(checkpoint.name, module, vocab_size, device, is_classifier=is_classifier)
+    _check_outputs(checkpoint.name, module, vocab_size, device, num_labels)
     return LoadedEncoder(
         network=TransformersEncoder(module, is_classifier=is_classifier, num_types=num_types),
         pooler=Pooler(("lasttoken",)),
@@ -131,12 +135,17 @@ def positions_of_encoder(config: Any) -> int:
 
 @torch.inference_mode()
 def _check_outputs(
-    name: str, module: Any, vocab_size: int, device: torch.device, *, is_classifier: bool
+    name: str, module: Any, vocab_size: int, device: torch.device, num_labels: int | None
 ) -> None:
-    """Refuse a module whose outputs are not finite, or the same for all tokens."""
+    """Refuse a module whose outputs are not finite, the same for all tokens or not the labels'."""
     tokens = parity_tokens(vocab_size, ())[:_FEW].to(device)
     output = module(**inputs_of(tokens[None], None))
-    if is_classifier:
-        check_finite(name, output.logits)
-    else:
+    if num_labels is None:
         check_not_constant(name, output.last_hidden_state)
+        return
+    check_finite(name, output.logits)
+    if output.logits.shape[-1] != num_labels:
+        raise ModelRefused(
+            f"{name}: its head gives {output.logits.shape[-1]} numbers, but {CONFIG} has "
+            f"{num_labels} labels: correct num_labels and id2label."
+        )

@@ -137,17 +137,27 @@ def check_tensors(
             f"{name}: its weights lack {some(missing)}, which {needs} needs{instead}: a file is "
             "missing, tensors have another prefix, or config.json belongs to another model."
         )
-    if mismatched := sorted(found.mismatched):
-        shapes = [f"{key} {[*stored]} instead of {[*wanted]}" for key, stored, wanted in mismatched]
-        raise ModelRefused(
-            f"{name}: the shapes of its weights do not match {needs} with its config.json: "
-            f"{some(shapes)}; one of the two belongs to another model."
-        )
+    check_shapes(name, needs, found.mismatched)
     if needed := _needed(others, modules, base, is_multimodal=is_multimodal):
         raise ModelRefused(
             f"{name}: its weights contain {some(needed)}, which {needs} does not use: without them "
             "its answers would be wrong. config.json belongs to another model, or the weights are "
             "quantised."
+        )
+
+
+def check_shapes(
+    name: str, needs: str, mismatched: Collection[tuple[str, Sequence[int], Sequence[int]]]
+) -> None:
+    """Refuse a network with weights of other shapes, as in `LoadingInfo`."""
+    if mismatched:
+        shapes = [
+            f"{key} {[*stored]} instead of {[*wanted]}"
+            for key, stored, wanted in sorted(mismatched)
+        ]
+        raise ModelRefused(
+            f"{name}: the shapes of its weights do not match {needs} with its config.json: "
+            f"{some(shapes)}; one of the two belongs to another model."
         )
 
 

@@ -167,6 +167,16 @@ def test_cells_of_other_endpoints_are_answers_too(
     assert main(["diff", "a.csv", "rows.jsonl", "--exit-code"]) == 0
 
 
+def test_fields_of_a_schema_are_not_answers_of_other_endpoints(tmp_path: Path) -> None:
+    """They follow the usage and the error, whatever their names."""
+    fields = ("scores", "probs", "embedding", "results")
+    names = ",".join(("q,text,finish_reason,usage,error", *fields))
+    table = f'{names}\nx,two,stop,"{{""completion_tokens"":4}}",,1,2,3,4\n'
+    (a := tmp_path / "a.csv").write_text(table, encoding="utf-8")
+    (b := tmp_path / "b.jsonl").write_text(json.dumps(row("1", "two", 4)), encoding="utf-8")
+    assert main(["diff", str(a), str(b), "--exit-code"]) == 0
+
+
 def test_labels_that_change_are_counted(diff: Diff) -> None:
     """Two JSON answers of one value are identical, whatever their white space and order."""
     a = [row(str(n), label) for n, label in enumerate(["good", "good", "bad", '{"a": 1, "b": 2}'])]

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from tests.engine.scripted_encoder import SCORE, Scene, encoder_model
+from tidemill.engine.endpoints.classification import Classify
+from tidemill.engine.endpoints.endpoint import RequestMetadata
 from tidemill.engine.endpoints.text_batches import TextBatcher
 from tidemill.engine.endpoints.text_draft import TextDraft
 
@@ -174,3 +176,14 @@ async def test_rows_are_those_of_single_requests(
     assert [place for place, one in enumerate(alone) if one.status_code != 200][:1] == [7]
     assert len(reader.calls) <= 1
     assert threading.get_ident() not in reader.threads
+
+
+def test_pairs_of_a_template_are_not_drafted() -> None:
+    """Templates are rendered in a thread, also those of a classifier; single texts need none."""
+    model = encoder_model(SCORE, template="{{ messages[0].content }}", labels=("LABEL_0",))
+    metadata = RequestMetadata("tiny", "req_1", 0)
+    pair = {"text": "a", "text_pair": "b"}
+    for body in ({"input": pair}, {"messages": [{"role": "user", "content": "a"}]}):
+        assert Classify(model).draft(body, metadata) is None
+    assert Classify(model).draft({"input": "a"}, metadata) is not None
+    assert Classify(encoder_model(SCORE)).draft({"input": pair}, metadata) is not None

@@ -70,6 +70,8 @@ async def test_a_reranker_also_classifies_single_texts(serve: Serve, reranker: P
         [item] = (await answer(served, "/v1/classify", **body))["data"]
         assert (item["label"], item["num_classes"]) == ("LABEL_0", 1)
         assert item["probs"] == [pytest.approx(expected["score"], abs=1e-5)]
+    reply = await refusal(served, "/v1/moderations", input=TEXTS[0])
+    assert "It requires a classifier with named labels;" in reply.body["error"]["message"]
 
 
 CATEGORIES = {"id2label": {0: "Hate", 1: "self_harm", 2: "safe", 3: "spam"}}
@@ -129,6 +131,9 @@ async def test_requests_that_a_classifier_cannot_answer(serve: Serve, tmp_path: 
         assert words in reply.body["error"]["message"], reply.body
     cut = await answer(served, "/classify", input="tide " * 400, truncate_prompt_tokens=-1)
     assert cut["usage"]["prompt_tokens"] == 320
+    long_first = {"text": "tide " * 400, "text_pair": "x"}
+    cut = await answer(served, "/classify", input=long_first, truncate_prompt_tokens=-1)
+    assert cut["usage"]["prompt_tokens"] == 320
     assert inspect_model(EngineConfig(str(folder))).gives == "labels"
 
 
@@ -139,6 +144,8 @@ async def test_requests_that_a_classifier_cannot_answer(serve: Serve, tmp_path: 
         ({"problem_type": "ranking"}, "unsupported problem_type 'ranking'"),
         ({"problem_type": ["regression"]}, "unsupported problem_type"),
         ({"id2label": {"0": "a", "1": "b"}}, "weights"),
+        ({"num_labels": 2}, "weights"),
+        ({"sbert_ce_default_activation_function": "torch.nn.ELU"}, "activation ELU is not"),
     ],
 )
 def test_labels_that_do_not_fit_refuse_the_model(

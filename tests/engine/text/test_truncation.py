@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
+from tokenizers import Tokenizer
 
 from tests.engine.scripted_encoder import minilm_tokenizer
 from tests.engine.scripted_model import text_model
@@ -63,6 +66,25 @@ def test_a_pair_is_truncated_like_only_second(max_tokens: int) -> None:
     end = min(max_tokens, len(whole.ids)) - 1
     assert pair.ids == [*whole.ids[:end], whole.ids[-1]]
     assert pair.type_ids == [*whole.type_ids[:end], 1]
+
+
+@pytest.mark.parametrize("max_tokens", [4, 5, 8, 9, 12, 50])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_longer_text_of_a_pair_is_truncated(max_tokens: int, side: Side) -> None:
+    """The result is that of the tokenizer's strategy `longest_first`."""
+    tokenizer = minilm_tokenizer()
+    cut = Truncation(max_tokens=max_tokens, side=side, is_longest_first=True)
+    reader = TruncatingTokenizer(tokenizer, 512)
+    own = Tokenizer.from_str(tokenizer.vocabulary.backend.to_str())
+    own.enable_truncation(max_tokens, strategy="longest_first", direction=side)
+    pairs = list(product(TEXTS, TEXTS))
+    if max_tokens < 5:
+        with pytest.raises(RequestError, match="3 special tokens leave no room for two texts"):
+            encoded_pairs(reader, ["x"], ["x"], cut)
+        return
+    read = encoded_pairs(reader, *map(list, zip(*pairs, strict=True)), cut)
+    for pair, whole in zip(read, own.encode_batch(pairs), strict=True):
+        assert (pair.ids, pair.type_ids) == (whole.ids, whole.type_ids)
 
 
 @pytest.mark.parametrize("num_tokens", range(1, 12))

@@ -27,6 +27,7 @@ from tidemill.engine.tasks.pooling import _notes_of
 BERT = {"architectures": ["BertModel"], "model_type": "bert"}
 DECODER = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 SCORER = {"architectures": ["BertForSequenceClassification"], "model_type": "bert"}
+SIGMOID = {"activation_fn": "torch.nn.modules.activation.Sigmoid"}
 OWN = "sentence_transformers.models"
 TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": f"{OWN}.Transformer"}
 DENSE = {
@@ -332,8 +333,8 @@ def test_a_cross_encoder_has_one_label_and_an_activation(
     fields: dict[str, Any], files: dict[str, Any], activation: str, tmp_path: Path
 ) -> None:
     """The sigmoid, unless one of three versions of sentence-transformers has saved another."""
-    config = {**SCORER, "id2label": {"0": "LABEL_0"}, **fields}
-    read = described(tmp_path, config, files)
+    names = {"0": "LABEL_0", "1": "LABEL_1"}
+    read = described(tmp_path, {**SCORER, "num_labels": 1, "id2label": names, **fields}, files)
     assert read is not None
     assert (read.task, read.head, read.activation) == ("score", Classifier(1), activation)
 
@@ -343,6 +344,8 @@ def test_a_cross_encoder_has_one_label_and_an_activation(
     [
         ({"id2label": {"0": "a", "1": "b", "2": "c"}}, ("a", "b", "c"), "Softmax"),
         ({"num_labels": 3}, ("LABEL_0", "LABEL_1", "LABEL_2"), "Softmax"),
+        ({"num_labels": 2, "id2label": {"0": "a"}}, ("LABEL_0", "LABEL_1"), "Softmax"),
+        ({"sentence_transformers": SIGMOID}, ("LABEL_0", "LABEL_1"), "Sigmoid"),
         ({"problem_type": "multi_label_classification"}, ("LABEL_0", "LABEL_1"), "Sigmoid"),
         ({"problem_type": "regression", "num_labels": 2}, ("LABEL_0", "LABEL_1"), "Identity"),
     ],
@@ -350,7 +353,7 @@ def test_a_cross_encoder_has_one_label_and_an_activation(
 def test_a_classifier_of_several_labels_has_their_names(
     fields: dict[str, Any], labels: tuple[str, ...], activation: str, tmp_path: Path
 ) -> None:
-    """The activation is transformers', not the one that sentence-transformers saves for scores."""
+    """The activation is transformers' unless sentence-transformers has saved one."""
     own = {"sbert_ce_default_activation_function": "torch.nn.Identity"}
     read = described(tmp_path, {**SCORER, **own, **fields})
     assert read is not None

@@ -25,8 +25,10 @@ from tests.engine.model.encoders.small_encoders import (
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.inspection import inspect_model
+from tidemill.engine.model.encoders import transformers_model
 from tidemill.engine.model.encoders.loaded_encoder import LoadedEncoder
 from tidemill.engine.model.encoders.transformers_model import TransformersEncoder
+from tidemill.engine.model.weights.checkpoint import find_checkpoint
 from tidemill.engine.scheduling.encoding import EncodingRequest
 
 _T5 = {"d_model": 48, "d_kv": 16, "d_ff": 80, "num_layers": 3, "num_heads": 3}
@@ -153,3 +155,15 @@ def test_a_classifier_of_transformers_gives_its_own_scores(tmp_path: Path) -> No
     got = values(loaded(tmp_path), requests(model.tokenizer, pairs))[:, 0]
     expected = model.predict(pairs, activation_fn=torch.nn.Identity())
     np.testing.assert_allclose(got, expected, atol=1e-4)
+
+
+def test_a_head_with_another_number_of_labels_is_refused(tmp_path: Path) -> None:
+    """The error has both numbers."""
+    save(tmp_path, "Electra", "ForSequenceClassification", num_labels=3)
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    checkpoint, cpu = find_checkpoint(str(tmp_path)), torch.device("cpu")
+    with pytest.raises(ModelRefused, match=r"its head gives 3 numbers, but .* has 2 labels"):
+        transformers_model.load(checkpoint, config, torch.float32, cpu, num_labels=2)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_labels": 2}))
+    with pytest.raises(ModelRefused, match=r"out_proj.bias \[3\] instead of \[2\]"):
+        loaded(tmp_path)
