@@ -12,7 +12,7 @@ from pydantic_core import from_json, to_json
 
 from tidemill.batch.file.formats import open_lines
 from tidemill.batch.file.lines import BOM, FormatError, LineError, RawLine, parse_line, read_lines
-from tidemill.batch.file.rows import escape_separators
+from tidemill.batch.file.rows import escape_separators, row_id_of
 from tidemill.batch.file.vendor_lines import request_line
 from tidemill.batch.file.vendor_rows import FORMS, vendor_row
 
@@ -42,15 +42,22 @@ def convert_rows(source: Source, names: Sequence[str], out: NewFile, tmp_dir: Pa
         cursors = [_Cursor(file) for file in files]
         try:
             for raw in read_lines(open_lines(replace(form, vendor=None), source.file)):
-                custom_id = _id_of(RawLine(raw.number, request_line(vendor, raw)))
-                cursor = next((each for each in cursors if each.is_at(custom_id)), None)
-                if cursor is None:
+                line = RawLine(raw.number, request_line(vendor, raw))
+                custom_id = _id_of(line)
+                at_line = [each for each in cursors if each.is_at_line(line)]
+                found = at_line or [each for each in cursors if each.is_at_id(custom_id)]
+                place = f"{form.unit} {raw.number:,} of {source.name} ({custom_id})"
+                if not found:
                     raise BadInput(
-                        f"{form.unit} {raw.number:,} of {source.name} ({custom_id}) has no row in "
-                        f"{' or '.join(names)}, in the order of the input: finish the run, or give "
-                        "the errors file too"
+                        f"{place} has no row in {' or '.join(names)}, in the order of the input: "
+                        "finish the run, or give the errors file too"
                     )
-                row = vendor_row(vendor, _fields_of(raw), cursor.pop())
+                if len(found) > 1:
+                    raise BadInput(
+                        f"{place} has a row in each of {' and '.join(names)}: give the rows of one "
+                        "run, or make the IDs unique and run again"
+                    )
+                row = vendor_row(vendor, _fields_of(raw), found[0].pop())
                 out.write(escape_separators(to_json(row, inf_nan_mode="null")) + b"\n")
                 num_rows += 1
         except FormatError as exc:
@@ -71,7 +78,11 @@ class _Cursor:
         self._rows = file.fields()
         self.row: Mapping[str, Any] | None = next(self._rows, None)
 
-    def is_at(self, custom_id: str | None) -> bool:
+    def is_at_line(self, line: RawLine) -> bool:
+        """Return whether the next row has the ID that a run gives the row of this request."""
+        return self.row is not None and self.row.get("id") == row_id_of(line.digest)
+
+    def is_at_id(self, custom_id: str | None) -> bool:
         """Return whether the next row has this custom ID."""
         return self.row is not None and self.row.get("custom_id") == custom_id
 
