@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from pydantic_core import to_json
 
 from tidemill.protocol.json_bodies import load_json
+from tidemill.protocol.json_printing import print_json
 from tidemill.protocol.routes import CHAT_COMPLETIONS, EMBEDDINGS, url_of_body
 from tidemill.protocol.vendors.anthropic import chat_of_message
 from tidemill.protocol.vendors.converse import chat_of_converse, is_converse
@@ -86,14 +87,14 @@ def request_line(vendor: Vendor, raw: RawLine, url: str | None = None) -> bytes:
     if not data.strip(JSON_WHITE_SPACE):
         return b""
     try:
-        fields = load_json(data, cache_strings="keys")
+        fields = load_json(data, cache_strings="keys", in_slices=True)
     except ValueError:
         return data  # its error is that of any line
     if not isinstance(fields, dict):
         return data
     try:
         request = _request(vendor, fields, raw.number, url)
-        return to_json(request, inf_nan_mode="constants")
+        return print_json(request, inf_nan_mode="constants")
     except _BadLineError as exc:
         known_id = fields.get("custom_id" if vendor == "chats" else _ENVELOPES[vendor].id)
         return _error(known_id if isinstance(known_id, str) else None, str(exc), exc.param)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +20,7 @@ from tidemill.batch.file.lines import (
     parse_line,
 )
 from tidemill.batch.file.vendor_lines import request_line
+from tidemill.protocol import json_printing, json_slices
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.requests import check_request
 
@@ -193,6 +194,31 @@ def test_a_line_that_is_too_long_is_not_held() -> None:
     assert error.message.startswith("too long: 37,748,737 bytes")
     assert isinstance(first, Line)
     assert isinstance(last, Line)
+
+
+def test_a_large_line_is_translated_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So an event loop of another thread has short turns."""
+    parsed, printed = list[int](), list[int]()
+
+    def record(function: Callable[..., Any], sizes: list[int]) -> Callable[..., Any]:
+        def recorded(value: Any, **options: Any) -> Any:
+            result = function(value, **options)
+            sizes.append(len(value if isinstance(value, bytes) else result))
+            return result
+
+        return recorded
+
+    monkeypatch.setattr(json_slices, "from_json", record(json_slices.from_json, parsed))
+    monkeypatch.setattr(json_printing, "to_json", record(json_printing.to_json, printed))
+    use = {"type": "tool_use", "id": "1", "name": "f", "input": {"a": [*range(100_000)]}}
+    messages = [{"role": "assistant", "content": [use]}]
+    given = {"custom_id": "a", "params": {"messages": messages, "ids": [*range(100_000)]}}
+    data = json.dumps(given).encode()
+    line = json.loads(request_line("anthropic", RawLine(1, data)))
+    [call] = line["body"]["messages"][0]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == use["input"]
+    assert max(parsed) < 2**19 < len(data)
+    assert len(printed) > 15
 
 
 TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
