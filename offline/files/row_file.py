@@ -89,12 +89,12 @@ class RowFile:
         for place, fields in self._parsed():
             yield place, self._row(place.number, fields)
 
-    def fields(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the fields of each row, as `rows` does."""
+    def fields(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yield the number and the fields of each row, as `rows` does."""
         for place, fields in self._parsed():
             self._row(place.number, fields)
             assert isinstance(fields, dict)
-            yield fields
+            yield place.number, fields
 
     def _parsed(self) -> Iterator[tuple[RowPlace, object]]:
         self._file.seek(0)

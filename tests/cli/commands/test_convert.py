@@ -44,6 +44,13 @@ def write(path: Path, values: Sequence[object]) -> Path:
     return path
 
 
+EMBEDDED = {
+    "custom_id": "a",
+    "response": {"status_code": 200, "body": {"data": [{"embedding": [1.0]}]}},
+}
+EMPTY = {"custom_id": "a", "response": None, "error": None}
+
+
 @pytest.mark.parametrize("vendor", LINES)
 def test_rows_are_joined_in_the_order_of_the_input(
     tmp_path: Path, vendor: Vendor, capsys: pytest.CaptureFixture[str]
@@ -74,6 +81,8 @@ def test_rows_are_joined_in_the_order_of_the_input(
         ([LINES["bedrock"]("a")], [row_of("a"), row_of("b")], "has a row (b) of no line of in"),
         ([{"custom_id": "a", "url": "/x", "body": {}}], [row_of("a")], "whose rows have OpenAI's"),
         ([{"custom_id": "a", "body": {}}], [row_of("a")], "contains requests without `url`"),
+        ([LINES["anthropic"]("a")], [EMBEDDED], "row 1 of rows.jsonl is not an answer to its"),
+        ([LINES["gemini"]("a")], [EMPTY], "row 1 of rows.jsonl is not an answer to its request"),
         ([LINES["bedrock"]("a")], [{"x": 1}], "row 1 of rows.jsonl is not a row"),
     ],
 )
@@ -134,6 +143,13 @@ def test_each_vendors_rows() -> None:
     given = {"recordId": "a", "modelInput": {"inputText": "Hi"}}
     output = vendor_row("bedrock", given, titan)["modelOutput"]
     assert output == {"embedding": [1.0], "inputTextTokenCount": 3}
+    titan["response"]["body"] = {**BODY, "choices": [{"text": "Ho", "finish_reason": "length"}]}
+    given["modelInput"]["textGenerationConfig"] = {}
+    output = vendor_row("bedrock", given, titan)["modelOutput"]
+    assert output == {
+        "inputTextTokenCount": 5,
+        "results": [{"tokenCount": 2, "outputText": "Ho", "completionReason": "LENGTH"}],
+    }
     answer = vendor_row("gemini", gemini, row_of("a"))
     assert (answer["key"], answer["response"]["modelVersion"]) == ("a", "m")
     error = {"code": 13, "message": "Not run."}

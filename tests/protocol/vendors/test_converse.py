@@ -57,7 +57,7 @@ def test_a_request_becomes_a_chat() -> None:
 
 
 def test_a_failed_tool_result_is_marked() -> None:
-    """As in Anthropic's form."""
+    """Its text begins with the word, like that of Anthropic's."""
     failed = {"toolUseId": "t1", "content": [{"text": "No."}], "status": "error"}
     messages = [*BODY["messages"][:2], {"role": "user", "content": [{"toolResult": failed}]}]
     chat = chat_of_converse({**BODY, "messages": messages})
