@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,11 @@ _CONTAINERS = (dict, list)
 def print_json(value: object, **options: Any) -> bytes:
     """Return a value as JSON; `options` are those of pydantic's `to_json`."""
     return b"".join(_parts(value, options))
+
+
+def json_text(value: object, *, ensure_ascii: bool = True) -> str:
+    """Return a value as `json.dumps` prints it, in parts."""
+    return "".join(json.JSONEncoder(ensure_ascii=ensure_ascii).iterencode(value))
 
 
 def has_more_values(value: object, most: int) -> bool:

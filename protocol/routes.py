@@ -138,11 +138,19 @@ URLS_OF_FIELDS: dict[str, tuple[Route, ...]] = {
 
 
 def url_of_body(body: Mapping[str, Any], url: str | None = None) -> str | None:
-    """Return the endpoint of a body by its fields; `url` decides among several, or without any."""
-    for name, routes in URLS_OF_FIELDS.items():
-        if name in body:
-            return next((each.name for each in routes if each.matches(url or "")), routes[0].name)
-    return url
+    """Return the endpoint of a body by its fields, or `url` if the body can belong to it.
+
+    A field that is null does not count, except a state; a body without any of the fields has `url`.
+    """
+    given = {name for name, value in body.items() if value is not None or name == "state"}
+    found = [routes for name, routes in URLS_OF_FIELDS.items() if name in given]
+    route = find_route(url or "")
+    if route is None or not found:
+        return found[0][0].name if found else url
+    is_stored_prompt = route is RESPONSES and isinstance(body.get("prompt"), dict)
+    is_chat = route in {EMBEDDINGS, CLASSIFY} and body.get("messages") is not None
+    is_own = is_stored_prompt or is_chat or any(route in routes for routes in found)
+    return route.name if is_own else found[0][0].name
 
 
 def find_route(url: str) -> Route | None:

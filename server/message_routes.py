@@ -14,7 +14,11 @@ from starlette.types import Receive, Scope, Send
 from tidemill.protocol.contract import Reply
 from tidemill.protocol.routes import CHAT_COMPLETIONS, TOKENIZE
 from tidemill.protocol.vendors.anthropic import chat_of_message
-from tidemill.protocol.vendors.anthropic_answers import message_error, message_of_chat
+from tidemill.protocol.vendors.anthropic_answers import (
+    message_error,
+    message_of_chat,
+    streamed_error,
+)
 from tidemill.protocol.vendors.anthropic_stream import MessageEvents
 
 from .context import ServerContext
@@ -75,8 +79,7 @@ async def message_events(
     async with aclosing(chunks):
         async for chunk in chunks:
             if "error" in chunk:
-                error = message_error(500, chunk["error"]["message"])
-                yield await named_event(error)
+                yield await named_event(streamed_error(chunk["error"]))
                 return
             for event in events.add(chunk):
                 yield await named_event(event)

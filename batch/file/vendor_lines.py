@@ -11,7 +11,8 @@ from typing import Any, Final, NamedTuple
 from pydantic_core import to_json
 
 from tidemill.protocol.json_bodies import load_json
-from tidemill.protocol.routes import CHAT_COMPLETIONS, EMBEDDINGS, url_of_body
+from tidemill.protocol.json_printing import print_json
+from tidemill.protocol.routes import CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS, url_of_body
 from tidemill.protocol.vendors.anthropic import chat_of_message
 from tidemill.protocol.vendors.converse import chat_of_converse, is_converse
 from tidemill.protocol.vendors.gemini import chat_of_contents
@@ -29,6 +30,13 @@ from .lines import (
 
 _ANTHROPIC_FIELDS: Final = ("anthropic_version", "system", "stop_sequences", "thinking")
 _ID_NAMES: Final = ("custom_id", "id")
+# Names of Bedrock's models for texts, and those of a completion.
+_PARAMETERS: Final = {
+    "max_gen_len": "max_tokens",
+    "maxTokenCount": "max_tokens",
+    "topP": "top_p",
+    "stopSequences": "stop",
+}
 
 
 class _Envelope(NamedTuple):
@@ -86,14 +94,14 @@ def request_line(vendor: Vendor, raw: RawLine, url: str | None = None) -> bytes:
     if not data.strip(JSON_WHITE_SPACE):
         return b""
     try:
-        fields = load_json(data, cache_strings="keys")
+        fields = load_json(data, cache_strings="keys", in_slices=True)
     except ValueError:
         return data  # its error is that of any line
-    if not isinstance(fields, dict):
+    if not isinstance(fields, dict) or (vendor == "chats" and _is_request(fields)):
         return data
     try:
         request = _request(vendor, fields, raw.number, url)
-        return to_json(request, inf_nan_mode="constants")
+        return print_json(request, inf_nan_mode="constants")
     except _BadLineError as exc:
         known_id = fields.get("custom_id" if vendor == "chats" else _ENVELOPES[vendor].id)
         return _error(known_id if isinstance(known_id, str) else None, str(exc), exc.param)
@@ -127,11 +135,17 @@ def _request(
     return {name: value for name, value in line.items() if value is not None}
 
 
+def _is_request(fields: dict[str, Any]) -> bool:
+    """Return whether a line is already a request in OpenAI's form."""
+    is_named = all(isinstance(fields.get(name), str) for name in ("custom_id", "url"))
+    return is_named and isinstance(fields.get("body"), dict)
+
+
 def _chat_row(fields: dict[str, Any], number: int) -> dict[str, Any]:
     if not isinstance(fields.get("messages"), list):
         raise _BadLineError(_words("messages", fields.get("messages"), "an array"), "messages")
-    found = (fields.get(name) for name in _ID_NAMES)
-    custom_id = next((str(each) for each in found if isinstance(each, str | int)), str(number))
+    ids = [fields[name] for name in _ID_NAMES if type(fields.get(name)) in {str, int}]
+    custom_id = str(ids[0]) if ids else f"line-{number}"  # a number may be the ID of another line
     body = {name: value for name, value in fields.items() if name not in _ID_NAMES}
     url = CHAT_COMPLETIONS.name
     return {"custom_id": custom_id, "method": METHOD, "url": url, "body": body}
@@ -158,11 +172,21 @@ def _of_model_input(body: dict[str, Any], _: str | None) -> tuple[str | None, di
     if is_anthropic(body):
         return CHAT_COMPLETIONS.name, chat_of_message(body)
     if isinstance(text := body.get("inputText"), str):
-        rest = {
-            name: value for name, value in body.items() if name not in {"inputText", "normalize"}
-        }
-        return EMBEDDINGS.name, {"input": text, **rest}
+        rest = {name: value for name, value in body.items() if name != "inputText"}
+        config = rest.pop("textGenerationConfig", None)
+        if config is None:
+            return EMBEDDINGS.name, {"input": text, **rest}
+        if not isinstance(config, dict):
+            words = _words("textGenerationConfig", config, "an object")
+            raise _BadLineError(words, "modelInput.textGenerationConfig")
+        return COMPLETIONS.name, {"prompt": text, **rest, **_renamed(config)}
+    if "max_gen_len" in body:
+        body = _renamed(body)
     return url_of_body(body, CHAT_COMPLETIONS.name), body
+
+
+def _renamed(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {_PARAMETERS.get(name, name): value for name, value in parameters.items()}
 
 
 def _of_body(body: dict[str, Any], url: str | None) -> tuple[str | None, dict[str, Any]]:

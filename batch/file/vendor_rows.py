@@ -16,6 +16,7 @@ from .vendor_lines import is_anthropic
 FORMS: Final[tuple[Vendor, ...]] = ("anthropic", "bedrock", "gemini")
 """Vendors whose rows differ from OpenAI's."""
 
+_TITAN_REASONS: Final = {"length": "LENGTH", "stop": "FINISHED"}
 _NOT_RUN: Final = {
     "batch_expired": "expired",
     "batch_cancelled": "canceled",
@@ -24,7 +25,17 @@ _INTERNAL: Final = 500
 
 
 def vendor_row(vendor: Vendor, line: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of a vendor's line; `row` is OpenAI's."""
+    """Return the row of a vendor's line; `row` is OpenAI's.
+
+    Raises ValueError for an answer that is not one of the line.
+    """
+    try:
+        return _row(vendor, line, row)
+    except (AttributeError, IndexError, KeyError, TypeError) as exc:
+        raise ValueError("is not an answer to its request") from exc
+
+
+def _row(vendor: Vendor, line: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
     error = row_error(row)
     response = row.get("response") or {}
     status_code = response.get("status_code") or _status_of(error)
@@ -71,6 +82,15 @@ def _model_output(given: Any, body: Mapping[str, Any]) -> Any:
     if is_anthropic(given):
         return message_of_chat(body)
     if "inputText" in given:
-        tokens = (body.get("usage") or {}).get("prompt_tokens", 0)
-        return {"embedding": body["data"][0]["embedding"], "inputTextTokenCount": tokens}
+        usage = body.get("usage") or {}
+        tokens = {"inputTextTokenCount": usage.get("prompt_tokens", 0)}
+        if given.get("textGenerationConfig") is None:
+            return {"embedding": body["data"][0]["embedding"], **tokens}
+        choice = body["choices"][0]
+        result = {
+            "tokenCount": usage.get("completion_tokens", 0),
+            "outputText": choice["text"],
+            "completionReason": _TITAN_REASONS.get(choice["finish_reason"], "CONTENT_FILTERED"),
+        }
+        return {**tokens, "results": [result]}
     return body

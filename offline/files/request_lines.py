@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 
@@ -72,9 +72,10 @@ def is_table(source: Source) -> bool:
 
 
 def first_value(source: Source) -> object:
-    """Return the JSON value of a source's first line; None if it cannot be read."""
+    """Return the JSON value of a source's first line as it is; None if it cannot be read."""
     try:
-        first = next(read_lines(open_lines(detect_source(source), source.file)), None)
+        form = replace(detect_source(source), vendor=None)
+        first = next(read_lines(open_lines(form, source.file)), None)
         return None if first is None else from_json(first.data)
     except (CliError, FormatError, ValueError):
         return None

@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
 
@@ -89,12 +89,12 @@ class RowFile:
         for place, fields in self._parsed():
             yield place, self._row(place.number, fields)
 
-    def fields(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the fields of each row, as `rows` does."""
+    def fields(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yield the number and the fields of each row, as `rows` does."""
         for place, fields in self._parsed():
             self._row(place.number, fields)
             assert isinstance(fields, dict)
-            yield fields
+            yield place.number, fields
 
     def _parsed(self) -> Iterator[tuple[RowPlace, object]]:
         self._file.seek(0)
@@ -161,21 +161,21 @@ class RowFile:
 @contextmanager
 def open_rows(name: str, *, tmp_dir: Path | None) -> Iterator[RowFile]:
     """Open a file of rows; a compressed file or array is unpacked to a temporary file."""
-    with open_plain(name, tmp_dir=tmp_dir) as (file, source):
-        yield RowFile(file, source)
-
-
-@contextmanager
-def open_plain(name: str, *, tmp_dir: Path | None) -> Iterator[tuple[IO[bytes], Source]]:
-    """Open a file as plain JSONL; a compressed file or array is unpacked to a temporary file."""
     with open_source(name, tmp_dir=tmp_dir) as source, plain_copy(source, tmp_dir) as opened:
-        yield opened
+        yield RowFile(*opened)
 
 
 @contextmanager
-def plain_copy(source: Source, tmp_dir: Path | None) -> Iterator[tuple[IO[bytes], Source]]:
-    """Yield a source as plain JSONL: the source itself, or a temporary file."""
+def plain_copy(
+    source: Source, tmp_dir: Path | None, *, as_requests: bool = False
+) -> Iterator[tuple[IO[bytes], Source]]:
+    """Yield a source as plain JSONL: the source itself, or a temporary file.
+
+    Lines of other vendors stay as they are, unless they are read `as_requests`.
+    """
     form = detect_source(source)
+    if not as_requests:
+        form = replace(form, vendor=None)
     if form.is_plain:
         yield source.file, source
         return

@@ -5,9 +5,10 @@ A part or field that has no counterpart stays as it is, so that the chat's valid
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
+
+from tidemill.protocol.json_printing import json_text
 
 # Fields that are read by name, and those without an effect on the answer.
 _READ: Final = ("system", "stop_sequences", "tools", "tool_choice", "thinking", "output_config")
@@ -15,6 +16,9 @@ _DROPPED: Final = (
     *("metadata", "service_tier", "cache_control", "anthropic_version", "anthropic_beta"),
     *("betas", "container", "context_management", "inference_geo", "output_format"),
     *("diagnostics", "speed", "user_profile_id", "workspace_id"),
+    # A chat's fields for several answers and for log-probabilities, which a message cannot contain.
+    *("n", "best_of", "logprobs", "top_logprobs", "logprob_token_ids"),
+    *("prompt_logprobs", "logprob_start_len"),
 )
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -38,7 +42,7 @@ def chat_of_message(body: Mapping[str, Any]) -> dict[str, Any]:
         chat["tools"] = tools
     if (choice := get("tool_choice")) is not None:
         chat |= _tool_choice(choice)
-    return chat | _thinking(get("thinking")) | _output(body)
+    return chat | _output(body) | _thinking(get("thinking"))
 
 
 def _messages(message: Any) -> Iterator[Any]:
@@ -54,7 +58,7 @@ def _messages(message: Any) -> Iterator[Any]:
     parts = []
     for block in content:
         if isinstance(block, dict) and block.get("type") == "tool_result":
-            result = _message("tool", block.get("content") or "")
+            result = _message("tool", _result(block))
             yield {**result, "tool_call_id": block.get("tool_use_id")}
         else:
             parts.append(block)
@@ -62,12 +66,27 @@ def _messages(message: Any) -> Iterator[Any]:
         yield _message(role, parts)
 
 
+def _result(block: Mapping[str, Any]) -> Any:
+    """Return the content of a tool result; that of an error begins with the word."""
+    content = block.get("content") or ""
+    if block.get("is_error") is not True:
+        return content
+    match content:
+        case str(text):
+            return f"Error: {text}"
+        case [{"type": "text", "text": str(text)}, *others]:
+            return [{"type": "text", "text": f"Error: {text}"}, *others]
+        case [*blocks]:
+            return [{"type": "text", "text": "Error:"}, *blocks]
+    return content
+
+
 def _assistant(content: list[Any]) -> dict[str, Any]:
     parts, calls, thoughts = [], [], []
     for block in content:
         match block:
             case {"type": "tool_use", "name": name}:
-                function = {"name": name, "arguments": json.dumps(block.get("input", {}))}
+                function = {"name": name, "arguments": json_text(block.get("input", {}))}
                 calls.append({"id": block.get("id"), "type": "function", "function": function})
             case {"type": "thinking", "thinking": str(text)}:
                 thoughts.append(text)
@@ -99,8 +118,10 @@ def _part(block: Any) -> Any:
             return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
         case {"type": "image", "source": {"type": "url", "url": url}}:
             return {"type": "image_url", "image_url": {"url": url}}
-        case {"type": "document", "source": {"type": "text", "data": text}}:
-            return {"type": "text", "text": text}
+        case {"type": "document", "source": {"type": "text", "data": str(text)}}:
+            about = [block.get(name) for name in ("title", "context")]
+            texts = [*(each for each in about if isinstance(each, str)), text]
+            return {"type": "text", "text": "\n\n".join(texts)}
     return block
 
 
@@ -147,7 +168,8 @@ def _thinking(thinking: Any) -> dict[str, Any]:
 def _output(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the format and the effort of the output."""
     config = body.get("output_config")
-    form = config.get("format") if isinstance(config, dict) else body.get("output_format")
+    form = config.get("format") if isinstance(config, dict) else None
+    form = body.get("output_format") if form is None else form
     output: dict[str, Any] = {}
     match form:
         case {"type": "json_schema", "schema": schema}:

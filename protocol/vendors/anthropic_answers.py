@@ -22,6 +22,7 @@ _ERROR_TYPES: Final = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+_INTERNAL_CODES: Final = ("internal", "internal_error")
 
 
 def message_of_chat(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,6 +72,15 @@ def message_error(status_code: int, message: str, request_id: str | None = None)
         kind = "invalid_request_error" if status_code < 500 else "api_error"
     error = {"type": kind, "message": message}
     return {"type": "error", "error": error, "request_id": request_id}
+
+
+def streamed_error(error: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the event of an error within a stream, which has OpenAI's type and no status."""
+    kind, message = error.get("type"), error["message"]
+    status_code = next((code for code, name in _ERROR_TYPES.items() if name == kind), 500)
+    if kind == "server_error" and error.get("code") not in _INTERNAL_CODES:
+        status_code = 503  # the engine has failed
+    return message_error(status_code, message)
 
 
 def arguments_of(text: str) -> Any:

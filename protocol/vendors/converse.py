@@ -5,9 +5,10 @@ It has the parts of Anthropic's messages under other names.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
+
+from tidemill.protocol.json_printing import json_text
 
 from .anthropic import chat_of_message
 from .anthropic_answers import message_of_chat
@@ -83,15 +84,17 @@ def _block(block: Any) -> Any:
         case {"text": text}:
             return {"type": "text", "text": text}
         case {"json": value}:
-            return {"type": "text", "text": json.dumps(value, ensure_ascii=False)}
+            return {"type": "text", "text": json_text(value, ensure_ascii=False)}
         case {"image": {"format": kind, "source": {"bytes": data}}}:
             source = {"type": "base64", "media_type": f"image/{kind}", "data": data}
             return {"type": "image", "source": source}
         case {"toolUse": {"toolUseId": call_id, "name": name, "input": given}}:
             return {"type": "tool_use", "id": call_id, "name": name, "input": given}
-        case {"toolResult": {"toolUseId": call_id, "content": content}}:
+        case {"toolResult": {"toolUseId": call_id, "content": content} as result}:
             found = _each(content, _block)
-            return {"type": "tool_result", "tool_use_id": call_id, "content": found}
+            is_error = result.get("status") == "error"
+            shown = {"tool_use_id": call_id, "content": found, "is_error": is_error}
+            return {"type": "tool_result", **shown}
         case {"reasoningContent": {"reasoningText": {"text": text}}}:
             return {"type": "thinking", "thinking": text}
     return block

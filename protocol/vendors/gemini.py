@@ -6,10 +6,12 @@ that the chat's validation names it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
+from itertools import count
 from typing import Any, Final
+
+from tidemill.protocol.json_printing import json_text
 
 from .anthropic_answers import arguments_of
 
@@ -38,6 +40,12 @@ _FINISH_REASONS: Final = {"length": "MAX_TOKENS", "content_filter": "SAFETY"}
 # The codes of gRPC.
 _CODES: Final = {400: 3, 401: 16, 403: 7, 404: 5, 429: 8, 503: 14}
 _INTERNAL: Final = 13
+_ENUM: Final = "text/x.enum"
+# Keywords of 64-bit integers, which JSON of protocol buffers prints as strings.
+_COUNTS: Final = frozenset(
+    f"{end}{name}" for end in ("min", "max") for name in ("Items", "Length", "Properties")
+)
+_DIGITS: Final = re.compile("[0-9]{1,18}")
 _SNAKE: Final = re.compile(r"_([a-z])")
 
 
@@ -106,18 +114,36 @@ def _camel(value: Any) -> dict[str, Any]:
 def _all_messages(system: Any, contents: Any) -> Any:
     if not isinstance(contents, list):
         return contents
-    messages = [*_messages(_camel(system) | {"role": "system"}, {})] if system else []
-    call_ids: dict[str, list[str]] = {}
+    messages = [*_messages(_camel(system) | {"role": "system"}, _CallIds())] if system else []
+    call_ids = _CallIds()
     for content in contents:
         messages += _messages(content, call_ids)
     return messages
 
 
-def _messages(content: Any, call_ids: dict[str, list[str]]) -> Iterator[Any]:
-    """Yield the chat messages of a content: each function response is one.
+class _CallIds:
+    """IDs of the calls of a conversation."""
 
-    `call_ids` are those of calls without a response, by function.
-    """
+    def __init__(self) -> None:
+        self._numbers = count()
+        self._open: dict[str, list[Any]] = {}  # of calls without a response, by function
+
+    def of_call(self, name: str, given: Any) -> Any:
+        """Return the ID of a call, which is numbered if it has none."""
+        call_id = given or f"call_{next(self._numbers)}"
+        self._open.setdefault(name, []).append(call_id)
+        return call_id
+
+    def of_response(self, name: str, given: Any) -> Any:
+        """Return the ID of a response: by default that of the function's next open call."""
+        open_ids = self._open.get(name) or [f"call_{name}"]
+        if given and given != open_ids[0]:
+            return given
+        return open_ids.pop(0)
+
+
+def _messages(content: Any, call_ids: _CallIds) -> Iterator[Any]:
+    """Yield the chat messages of a content: each function response is one."""
     parts = content.get("parts") if isinstance(content, dict) else None
     parts = [parts] if isinstance(parts, dict | str) else parts
     if not isinstance(parts, list):
@@ -127,14 +153,12 @@ def _messages(content: Any, call_ids: dict[str, list[str]]) -> Iterator[Any]:
     for part in [_camel(part) or part for part in parts]:
         match part:
             case {"functionResponse": {"name": str(name)} as result}:
-                open_ids = call_ids.get(name) or [f"call_{name}"]
-                call_id = result.get("id") or open_ids.pop(0)
-                text = json.dumps(result.get("response") or {}, ensure_ascii=False)
+                call_id = call_ids.of_response(name, result.get("id"))
+                text = json_text(result.get("response") or {}, ensure_ascii=False)
                 yield {"role": "tool", "tool_call_id": call_id, "content": text}
             case {"functionCall": {"name": str(name)} as call}:
-                call_id = call.get("id") or f"call_{sum(map(len, call_ids.values()))}"
-                call_ids.setdefault(name, []).append(call_id)
-                function = {"name": name, "arguments": json.dumps(call.get("args") or {})}
+                call_id = call_ids.of_call(name, call.get("id"))
+                function = {"name": name, "arguments": json_text(call.get("args") or {})}
                 message.calls.append({"id": call_id, "type": "function", "function": function})
             case {"thought": True, "text": str(text)}:
                 message.thoughts.append(text)
@@ -181,10 +205,14 @@ def _part(part: Any) -> Any:
 
 
 def _tools(tool: Any) -> Iterator[Any]:
-    declarations = _camel(tool).get("functionDeclarations")
+    fields = _camel(tool)
+    declarations = fields.pop("functionDeclarations", None)
     if not isinstance(declarations, list):
         yield tool
         return
+    others = {name: value for name, value in fields.items() if value is not None}
+    if others:
+        yield others
     for declaration in declarations:
         given = _camel(declaration)
         function: dict[str, Any] = {
@@ -222,11 +250,19 @@ def _output(config: Mapping[str, Any]) -> dict[str, Any]:
         output["response_format"] = {"type": "json_schema", "json_schema": named}
     elif config.get("responseMimeType") == "application/json":
         output["response_format"] = {"type": "json_object"}
-    budget = _camel(config.get("thinkingConfig")).get("thinkingBudget")
+    if config.get("responseMimeType") == _ENUM:
+        choices = schema.get("enum") if isinstance(schema, dict) else None
+        output["response_format"] = {"type": _ENUM}  # refused by name without choices
+        if isinstance(choices, list):
+            output = {"structured_outputs": {"choice": choices}}
+    thinking = _camel(config.get("thinkingConfig"))
+    level, budget = thinking.get("thinkingLevel"), thinking.get("thinkingBudget")
     if budget == 0:
         output["reasoning_effort"] = "none"
     elif budget is not None:
         output["thinking_token_budget"] = budget
+    elif level is not None and level != "THINKING_LEVEL_UNSPECIFIED":
+        output["reasoning_effort"] = level.lower() if isinstance(level, str) else level
     return output
 
 
@@ -237,19 +273,27 @@ def _json_schema(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     found: dict[str, Any] = {}
-    for name, value in schema.items():
+    for name, value in _camel(schema).items():
         if name in {"properties", "$defs", "defs"} and isinstance(value, dict):
             found[name] = {key: _json_schema(each) for key, each in value.items()}
-        elif name in {"items", "anyOf", "any_of", "additionalProperties"}:
-            found["anyOf" if name == "any_of" else name] = _json_schema(value)
+        elif name in {"items", "anyOf", "additionalProperties"}:
+            found[name] = _json_schema(value)
         elif name == "type" and isinstance(value, str):
             found["type"] = value.lower()
-        elif name not in {"nullable", "propertyOrdering", "property_ordering"}:
+        elif name in _COUNTS and isinstance(value, str) and _DIGITS.fullmatch(value):
+            found[name] = int(value)
+        elif name not in {"nullable", "propertyOrdering"}:
             found[name] = value
-    if schema.get("nullable") is True and isinstance(found.get("type"), str):
-        found["type"] = [found["type"], "null"]
-        if isinstance(found.get("enum"), list):
-            found["enum"] = [*found["enum"], None]
+    return _with_null(found) if schema.get("nullable") is True else found
+
+
+def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
+    found = dict(schema)
+    if isinstance(kind := schema.get("type"), str):
+        found["type"] = [kind, "null"]
+    for name, null in (("enum", None), ("anyOf", {"type": "null"})):
+        if isinstance(values := schema.get(name), list):
+            found[name] = [*values, null]
     return found
 
 

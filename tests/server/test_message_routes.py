@@ -134,8 +134,17 @@ async def test_a_streamed_chat_becomes_events() -> None:
     assert events[-2]["usage"]["output_tokens"] == 6
 
 
-async def test_an_error_ends_a_stream() -> None:
-    """It is the last event."""
-    events = await events_of(chunk({"content": "Hi"}), ERROR)
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ({"type": "invalid_request_error", "code": "c"}, "invalid_request_error"),
+        ({"type": "server_error", "code": "engine_died"}, "overloaded_error"),
+        ({"type": "server_error", "code": "internal"}, "api_error"),
+        ({"type": "other", "code": None}, "api_error"),
+    ],
+)
+async def test_an_error_ends_a_stream(error: dict[str, Any], kind: str) -> None:
+    """It is the last event, with the type of a whole reply's error."""
+    events = await events_of(chunk({"content": "Hi"}), {"error": {**error, "message": "No."}})
     assert [event["type"] for event in events][-2:] == ["content_block_delta", "error"]
-    assert events[-1]["error"] == {"type": "api_error", "message": "No."}
+    assert events[-1]["error"] == {"type": kind, "message": "No."}

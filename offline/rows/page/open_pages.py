@@ -12,7 +12,7 @@ from ...extras import require_extras
 from ...files.line_file import LineFile
 from ...files.recorded_run import recorded_id
 from ...files.request_lines import first_value, is_table
-from ...files.row_file import RowFile, open_plain, plain_copy
+from ...files.row_file import RowFile, plain_copy
 from ...files.source import Source, open_source
 from .file_rows import FileRows
 from .request_file import RequestFile
@@ -54,7 +54,8 @@ def open_page(
         next(rows.rows(), None)
         request_file = None
         if requests is not None:
-            opened = stack.enter_context(open_plain(requests, tmp_dir=tmp_dir))
+            given = stack.enter_context(open_source(requests, tmp_dir=tmp_dir))
+            opened = stack.enter_context(plain_copy(given, tmp_dir, as_requests=True))
             request_file = RequestFile(LineFile(*opened))
         yield OpenPage(rows.name, FileRows(rows.lines, request_file))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +20,7 @@ from tidemill.batch.file.lines import (
     parse_line,
 )
 from tidemill.batch.file.vendor_lines import request_line
+from tidemill.protocol import json_printing, json_slices
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.requests import check_request
 
@@ -99,6 +100,7 @@ def test_a_long_first_line_is_detected_by_its_beginning(vendor: Vendor) -> None:
 def test_lines_that_are_not_of_the_vendor_say_why() -> None:
     """Each is one error with the line's ID; the others are requests."""
     good = {"recordId": "a", "modelInput": CHAT}
+    config = {"inputText": "Hi", "textGenerationConfig": 3}
     lines: list[object] = [
         good,
         {"custom_id": "b", "url": URL, "body": CHAT},
@@ -106,6 +108,7 @@ def test_lines_that_are_not_of_the_vendor_say_why() -> None:
         {"recordId": 4, "modelInput": CHAT},
         [good],
         {"modelInput": CHAT},
+        {"recordId": "g", "modelInput": config},
     ]
     data = b"\n".join([*(json.dumps(line).encode() for line in lines), b"{", b'"x"'])
     found = read(data)
@@ -117,7 +120,8 @@ def test_lines_that_are_not_of_the_vendor_say_why() -> None:
         (3, "c", "`modelInput` must be an object, not an array"),
         (4, None, "`recordId` must be a string, not a number"),
     ]
-    assert [line for line, _, _ in errors] == [2, 3, 4, 5, 7, 8]
+    assert errors[4] == (7, "g", "`textGenerationConfig` must be an object, not a number")
+    assert [line for line, _, _ in errors] == [2, 3, 4, 5, 7, 8, 9]
     assert [each.custom_id for each in found if isinstance(each, Line)] == ["a", "6"]
     assert {each.code for each in found if isinstance(each, LineError)} == {"invalid_json_line"}
 
@@ -126,7 +130,14 @@ def test_lines_that_are_not_of_the_vendor_say_why() -> None:
     ("body", "url", "found"),
     [
         (CHAT, None, URL),
-        (CHAT, "/v1/embeddings", URL),
+        (CHAT, "/v1/embeddings", "/v1/embeddings"),
+        (CHAT, "/v1/moderations", URL),
+        ({"messages": None, "input": "Hi"}, URL, "/v1/embeddings"),
+        ({"input": "Hi", "prompt": None}, "/v1/moderations", "/v1/moderations"),
+        ({"input": "Hi", "prompt": {"id": "p"}}, "/v1/responses", "/v1/responses"),
+        ({"prompt": {"id": "p"}}, "/v1/responses", "/v1/responses"),
+        ({"prompt": "Hi"}, "/v1/responses", "/v1/completions"),
+        ({"input": "Hi", "instructions": "Hi"}, "/v1/embeddings", "/v1/embeddings"),
         ({"prompt": "Hi"}, None, "/v1/completions"),
         ({"input": "Hi"}, None, "/v1/embeddings"),
         ({"input": "Hi"}, URL, "/v1/embeddings"),
@@ -154,6 +165,16 @@ def test_the_url_comes_from_the_body_or_the_endpoint(
         assert (line.url, line.body) == (found, body)
 
 
+def test_made_up_ids_of_chats_are_distinct() -> None:
+    """A made-up ID differs from numbers that other rows have; a complete request stays."""
+    request = {"custom_id": "r", "url": "/v1/embeddings", "body": {"input": "Hi"}}
+    lines = [CHAT, {**CHAT, "id": 1}, {**CHAT, "id": True}, {**CHAT, "url": "x"}, request]
+    found = read(b"\n".join(json.dumps(line).encode() for line in lines))
+    assert [each.custom_id for each in found] == ["line-1", "1", "line-3", "line-4", "r"]
+    assert isinstance(found[-1], Line)
+    assert (found[-1].url, found[-1].body) == (request["url"], request["body"])
+
+
 def test_a_line_with_its_own_url_keeps_it() -> None:
     """In a file whose first line has none."""
     lines = [{"custom_id": "a", "body": CHAT}, {"custom_id": "b", "url": "/x/score", "body": {}}]
@@ -172,7 +193,20 @@ def test_a_line_with_its_own_url_keeps_it() -> None:
         ({**CHAT, "stop": ["x"]}, URL, {**CHAT, "stop": ["x"]}),
         ({"messages": [{"role": "user", "content": [{"text": "Hi"}]}]}, URL, CHAT),
         ({"prompt": "Hi", "max_tokens": 3}, "/v1/completions", {"prompt": "Hi", "max_tokens": 3}),
-        ({"inputText": "Hi", "dimensions": 8}, "/v1/embeddings", {"input": "Hi", "dimensions": 8}),
+        (
+            {"inputText": "Hi", "dimensions": 8, "normalize": False},
+            "/v1/embeddings",
+            {"input": "Hi", "dimensions": 8, "normalize": False},
+        ),
+        (
+            {
+                "inputText": "Hi",
+                "textGenerationConfig": {"maxTokenCount": 3, "topP": 1, "stopSequences": ["x"]},
+            },
+            "/v1/completions",
+            {"prompt": "Hi", "max_tokens": 3, "top_p": 1, "stop": ["x"]},
+        ),
+        ({"prompt": "Hi", "max_gen_len": 3}, "/v1/completions", {"prompt": "Hi", "max_tokens": 3}),
     ],
 )
 def test_a_model_input_is_read_by_its_fields(
@@ -193,6 +227,31 @@ def test_a_line_that_is_too_long_is_not_held() -> None:
     assert error.message.startswith("too long: 37,748,737 bytes")
     assert isinstance(first, Line)
     assert isinstance(last, Line)
+
+
+def test_a_large_line_is_translated_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So an event loop of another thread has short turns."""
+    parsed, printed = list[int](), list[int]()
+
+    def record(function: Callable[..., Any], sizes: list[int]) -> Callable[..., Any]:
+        def recorded(value: Any, **options: Any) -> Any:
+            result = function(value, **options)
+            sizes.append(len(value if isinstance(value, bytes) else result))
+            return result
+
+        return recorded
+
+    monkeypatch.setattr(json_slices, "from_json", record(json_slices.from_json, parsed))
+    monkeypatch.setattr(json_printing, "to_json", record(json_printing.to_json, printed))
+    use = {"type": "tool_use", "id": "1", "name": "f", "input": {"a": [*range(100_000)]}}
+    messages = [{"role": "assistant", "content": [use]}]
+    given = {"custom_id": "a", "params": {"messages": messages, "ids": [*range(100_000)]}}
+    data = json.dumps(given).encode()
+    line = json.loads(request_line("anthropic", RawLine(1, data)))
+    [call] = line["body"]["messages"][0]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == use["input"]
+    assert max(parsed) < 2**19 < len(data)
+    assert len(printed) > 15
 
 
 TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object"}}

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from tidemill.batch.file.lines import Vendor
+from tidemill.batch.file.lines import RawLine, Vendor
+from tidemill.batch.file.rows import row_id_of
+from tidemill.batch.file.vendor_lines import request_line
 from tidemill.batch.file.vendor_rows import vendor_row
 from tidemill.cli.main import main
 
@@ -42,16 +44,26 @@ def write(path: Path, values: Sequence[object]) -> Path:
     return path
 
 
+EMBEDDED = {
+    "custom_id": "a",
+    "response": {"status_code": 200, "body": {"data": [{"embedding": [1.0]}]}},
+}
+EMPTY = {"custom_id": "a", "response": None, "error": None}
+
+
 @pytest.mark.parametrize("vendor", LINES)
 def test_rows_are_joined_in_the_order_of_the_input(
     tmp_path: Path, vendor: Vendor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From an output and an errors file, with a repeated ID and an invalid line."""
     lines = [*map(LINES[vendor], "aabc"), {"x": 1}]
-    rows = [row_of("a"), row_of("a", 400), row_of("b", 400), row_of("c"), row_of(None, None)]
+    rows = [row_of("a", 400), row_of("a"), row_of("b", 400), row_of("c"), row_of(None, None)]
+    for number, row in enumerate(rows[:2], 1):
+        raw = RawLine(number, json.dumps(lines[number - 1]).encode())
+        row["id"] = row_id_of(RawLine(number, request_line(vendor, raw)).digest)
     source = write(tmp_path / "in.jsonl", lines)
-    output = write(tmp_path / "output.jsonl", [row for row in rows if row["response"]][::3])
-    errors = write(tmp_path / "errors.jsonl", [rows[1], rows[2], rows[4]])
+    output = write(tmp_path / "output.jsonl", rows[1:4:2])
+    errors = write(tmp_path / "errors.jsonl", rows[::2])
     given = [str(output), str(errors), "-i", str(source)]
     assert main(["convert", *given, "-o", str(tmp_path / "out.jsonl")]) == 0
     text = (tmp_path / "out.jsonl").read_text()
@@ -69,6 +81,8 @@ def test_rows_are_joined_in_the_order_of_the_input(
         ([LINES["bedrock"]("a")], [row_of("a"), row_of("b")], "has a row (b) of no line of in"),
         ([{"custom_id": "a", "url": "/x", "body": {}}], [row_of("a")], "whose rows have OpenAI's"),
         ([{"custom_id": "a", "body": {}}], [row_of("a")], "contains requests without `url`"),
+        ([LINES["anthropic"]("a")], [EMBEDDED], "row 1 of rows.jsonl is not an answer to its"),
+        ([LINES["gemini"]("a")], [EMPTY], "row 1 of rows.jsonl is not an answer to its request"),
         ([LINES["bedrock"]("a")], [{"x": 1}], "row 1 of rows.jsonl is not a row"),
     ],
 )
@@ -87,6 +101,16 @@ def test_rows_that_are_not_those_of_the_input_are_refused(  # noqa: PLR0917 - fi
     assert main(["convert", "rows.jsonl", "-i", "in.jsonl", "-o", "out.jsonl"]) == 1
     assert words in capsys.readouterr().err
     assert not Path("out.jsonl").exists()
+
+
+def test_a_repeated_id_without_ids_of_rows_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Either row may be that of the first line."""
+    source = write(tmp_path / "in.jsonl", [*map(LINES["bedrock"], "aa")])
+    names = [str(write(tmp_path / f"{code}.jsonl", [row_of("a", code)])) for code in (200, 400)]
+    assert main(["convert", *names, "-i", str(source)]) == 1
+    assert "has a row in each of" in capsys.readouterr().err
 
 
 def test_each_vendors_rows() -> None:
@@ -119,6 +143,13 @@ def test_each_vendors_rows() -> None:
     given = {"recordId": "a", "modelInput": {"inputText": "Hi"}}
     output = vendor_row("bedrock", given, titan)["modelOutput"]
     assert output == {"embedding": [1.0], "inputTextTokenCount": 3}
+    titan["response"]["body"] = {**BODY, "choices": [{"text": "Ho", "finish_reason": "length"}]}
+    given["modelInput"]["textGenerationConfig"] = {}
+    output = vendor_row("bedrock", given, titan)["modelOutput"]
+    assert output == {
+        "inputTextTokenCount": 5,
+        "results": [{"tokenCount": 2, "outputText": "Ho", "completionReason": "LENGTH"}],
+    }
     answer = vendor_row("gemini", gemini, row_of("a"))
     assert (answer["key"], answer["response"]["modelVersion"]) == ("a", "m")
     error = {"code": 13, "message": "Not run."}

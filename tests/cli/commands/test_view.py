@@ -16,6 +16,8 @@ import pytest
 
 import tidemill
 from tidemill.cli.main import main
+from tidemill.offline.rows.page.open_pages import open_page
+from tidemill.offline.rows.page.table_page import TablePage
 
 Type = Callable[..., tuple[str, str]]
 
@@ -118,6 +120,25 @@ def test_rows_of_a_table_are_read_as_others_are(
     assert capsys.readouterr().out.startswith("row 2  b  error")
     assert main(["view", "rows.csv", "-i", "rows.csv"]) == 2
     assert "contains its requests as columns: remove -i" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "column", [{"messages": [{"role": "user", "content": "Hi"}]}, {"body": {}}, {"params": {}}]
+)
+def test_a_table_of_results_may_have_columns_of_other_vendors(
+    column: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A JSONL table is read as rows by `view`, `check`, `diff` and the page."""
+    name = str(tmp_path / "t.jsonl")
+    results = {"answer": "good", "finish_reason": "stop", "usage": None, "error": None}
+    Path(name).write_text(json.dumps({"id": "a", **column, **results}), encoding="utf-8")
+    assert main(["view", name]) == 0
+    assert "good" in capsys.readouterr().out
+    assert main(["check", name]) == 0
+    assert capsys.readouterr().out.split() == ["rows", "1", "ok", "1"]
+    assert main(["diff", name, name]) == 0
+    with open_page(name, None, None) as page:
+        assert isinstance(page.rows, TablePage)
 
 
 def test_a_page_is_there_until_ctrl_c(view: Type) -> None:

@@ -19,6 +19,10 @@ from tidemill.protocol.vendors.anthropic_answers import (
 TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object", "properties": {}}}
 
 
+IMAGE = {"type": "image", "source": {"type": "url", "url": "http://a/b.png"}}
+SHOWN_IMAGE = {"type": "image_url", "image_url": {"url": "http://a/b.png"}}
+
+
 def chat_of(**fields: Any) -> dict[str, Any]:
     """Return the chat of a request, which is valid."""
     chat = chat_of_message({"messages": [{"role": "user", "content": "Hi"}], **fields})
@@ -126,6 +130,57 @@ def test_a_conversation_with_calls_results_images_and_thoughts() -> None:
         {"role": "assistant", "content": "It is"},
     ]
     assert chat["continue_final_message"]
+
+
+def test_either_name_of_the_format_goes_with_an_effort() -> None:
+    """The old name of the format counts if the new one is missing."""
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    chats = [
+        chat_of(output_format=form, output_config={"effort": "low"}),
+        chat_of(output_config={"format": form, "effort": "low"}),
+    ]
+    assert chats[0] == chats[1]
+    assert chats[0]["response_format"]["json_schema"]["schema"] == {"type": "object"}
+    assert chats[0]["reasoning_effort"] == "low"
+
+
+def test_disabled_thinking_wins_over_an_effort() -> None:
+    """The effort is that of the whole answer."""
+    chat = chat_of(thinking={"type": "disabled"}, output_config={"effort": "high"})
+    assert chat["reasoning_effort"] == "none"
+
+
+def test_a_message_is_one_answer_without_log_probabilities() -> None:
+    """Fields of a chat for more are left out."""
+    assert chat_of(n=2, best_of=2, logprobs=True, top_logprobs=3) == chat_of()
+
+
+def test_a_document_has_its_title_and_context() -> None:
+    """They precede its text."""
+    source = {"type": "text", "media_type": "text/plain", "data": "Text."}
+    document = {"type": "document", "source": source, "title": "Title", "context": "From a book."}
+    chat = chat_of(messages=[{"role": "user", "content": [document]}])
+    assert chat["messages"][0]["content"] == "Title\n\nFrom a book.\n\nText."
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        ("No file.", "Error: No file."),
+        (None, "Error: "),
+        ([{"type": "text", "text": "No."}], "Error: No."),
+        ([IMAGE], [{"type": "text", "text": "Error:"}, SHOWN_IMAGE]),
+    ],
+)
+def test_a_failed_tool_result_is_marked(content: Any, shown: Any) -> None:
+    """A chat has no field for it."""
+    result = {"type": "tool_result", "tool_use_id": "t", "content": content, "is_error": True}
+    use = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+    chat = chat_of(
+        messages=[{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}],
+        tools=[TOOL],
+    )
+    assert chat["messages"][-1]["content"] == shown
 
 
 def text(content: str) -> dict[str, str]:

@@ -56,6 +56,14 @@ def test_a_request_becomes_a_chat() -> None:
     }
 
 
+def test_a_failed_tool_result_is_marked() -> None:
+    """Its text begins with the word, like that of Anthropic's."""
+    failed = {"toolUseId": "t1", "content": [{"text": "No."}], "status": "error"}
+    messages = [*BODY["messages"][:2], {"role": "user", "content": [{"toolResult": failed}]}]
+    chat = chat_of_converse({**BODY, "messages": messages})
+    assert chat["messages"][-1]["content"] == "Error: No."
+
+
 def test_the_form_is_detected_by_its_fields() -> None:
     """Parts of the other forms have a type."""
     text = {"role": "user", "content": [{"text": "Hi"}]}

@@ -117,6 +117,8 @@ def test_a_conversation_with_calls_responses_images_and_thoughts() -> None:
         ({"contents": [{"parts": [{"executableCode": {}}]}]}, "messages.0.content"),
         ({"generationConfig": {"maxOutputTokens": "many"}}, "max_tokens"),
         ({"tools": [{"googleSearch": {}}]}, "tools.0"),
+        ({"tools": [{"functionDeclarations": [{"name": "f"}], "googleSearch": {}}]}, "tools.0"),
+        ({"generationConfig": {"responseMimeType": "text/x.enum"}}, "text/x.enum"),
         ({"toolConfig": {"functionCallingConfig": {"mode": 3}}}, "tool_choice"),
     ],
 )
@@ -124,6 +126,58 @@ def test_what_has_no_counterpart_is_named_by_the_chat(fields: dict[str, Any], wo
     """It is passed on as it is, so that no field is lost in silence."""
     with pytest.raises(Exception, match=words):
         chat_of(**fields)
+
+
+def test_calls_without_ids_are_numbered_once() -> None:
+    """An ID is not used again after its response."""
+    call, response = {"functionCall": {"name": "f"}}, {"functionResponse": {"name": "f"}}
+    chat = chat_of(contents=[{"role": "model", "parts": [call]}, {"parts": [response]}] * 2)
+    first, _, second, last = chat["messages"]
+    assert first["tool_calls"][0]["id"] != second["tool_calls"][0]["id"]
+    assert last["tool_call_id"] == second["tool_calls"][0]["id"]
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ({"thinkingConfig": {"thinkingLevel": "LOW"}}, {"reasoning_effort": "low"}),
+        ({"thinking_config": {"thinking_level": "high"}}, {"reasoning_effort": "high"}),
+        ({"thinkingConfig": {"thinkingLevel": "THINKING_LEVEL_UNSPECIFIED"}}, {}),
+        (
+            {
+                "responseMimeType": "text/x.enum",
+                "responseSchema": {"type": "STRING", "enum": ["yes", "no"]},
+            },
+            {"structured_outputs": {"choice": ["yes", "no"]}},
+        ),
+    ],
+)
+def test_the_output_is_configured(config: dict[str, Any], found: dict[str, Any]) -> None:
+    """By a level of thinking, or the choices of an enum."""
+    assert chat_of(generationConfig=config) == {**chat_of(), **found}
+
+
+@pytest.mark.parametrize(
+    ("schema", "found"),
+    [
+        (
+            {"type": "ARRAY", "min_items": "1", "items": {"type": "STRING", "max_length": 3}},
+            {"type": "array", "minItems": 1, "items": {"type": "string", "maxLength": 3}},
+        ),
+        (
+            {"any_of": [{"type": "STRING"}], "nullable": True},
+            {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        ),
+        (
+            {"type": "OBJECT", "properties": {"min_items": {"type": "STRING"}}},
+            {"type": "object", "properties": {"min_items": {"type": "string"}}},
+        ),
+    ],
+)
+def test_a_schema_has_its_names_in_json_schema(schema: Any, found: Any) -> None:
+    """Keywords may be in snake case and counts may be strings; names of properties stay."""
+    chat = chat_of(generationConfig={"responseSchema": schema})
+    assert chat["response_format"]["json_schema"]["schema"] == found
 
 
 def test_an_answer_becomes_a_candidate() -> None:
