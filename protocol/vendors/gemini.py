@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from .anthropic_answers import arguments_of
+from .anthropic_answers import arguments_of, call_text
 
 _PARAMETERS: Final = {
     "temperature": "temperature",
@@ -261,8 +261,9 @@ def _answer_parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
         parts.append({"text": text})
     for call in message.get("tool_calls") or ():
         function = call["function"]
-        arguments = arguments_of(function["arguments"])
-        parts.append(
-            {"functionCall": {"id": call["id"], "name": function["name"], "args": arguments}}
-        )
+        name, arguments = function["name"], arguments_of(function["arguments"])
+        if arguments is None:
+            parts.append({"text": call_text(name, function["arguments"])})
+        else:
+            parts.append({"functionCall": {"id": call["id"], "name": name, "args": arguments}})
     return parts

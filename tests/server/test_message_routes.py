@@ -134,6 +134,24 @@ async def test_a_streamed_chat_becomes_events() -> None:
     assert events[-2]["usage"]["output_tokens"] == 6
 
 
+@pytest.mark.parametrize(
+    ("reason", "stop_reason"), [("tool_calls", "end_turn"), ("length", "max_tokens")]
+)
+async def test_a_streamed_call_without_a_complete_object_is_a_text(
+    reason: str, stop_reason: str
+) -> None:
+    """The whole message has the same blocks; text after the call is another one."""
+    call = {"index": 0, "id": "t1", "function": {"name": "f", "arguments": '{"a": '}}
+    events = await events_of(
+        chunk({"tool_calls": [call]}), chunk({"content": "Hi"}), chunk({}, reason)
+    )
+    starts = [event["content_block"] for event in events if "content_block" in event]
+    assert starts == [{"type": "text", "text": ""}] * 2
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    assert [delta["text"] for delta in deltas] == ['f {"a": ', "Hi"]
+    assert events[-2]["delta"]["stop_reason"] == stop_reason
+
+
 async def test_an_error_ends_a_stream() -> None:
     """It is the last event."""
     events = await events_of(chunk({"content": "Hi"}), ERROR)
