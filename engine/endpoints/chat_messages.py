@@ -7,6 +7,7 @@ from typing import Any
 
 from tidemill.protocol.chat import ChatCompletionRequest, chat_choice, message_body
 
+from ..parsers.json_text import is_closed
 from ..parsers.parsed_output import ParsedMessage, parse_text
 from ..scheduling.token_logprobs import NO_LOGPROBS
 from ..text.tokenizer import Tokenizer
@@ -75,7 +76,9 @@ def choice_body(
             calls=[(call.call_id, call.name, call.arguments) for call in answer.calls],
         ),
         logprobs=logprobs,
-        finish_reason=finish_reason(result.finish_reason, has_calls=bool(answer.calls)),
+        finish_reason=finish_reason(
+            result.finish_reason, answer.calls[-1].arguments if answer.calls else None
+        ),
         stop_reason=choice.stop_reason,
         warnings=[*(request.notes if request.is_constrained else ()), *answer.warnings],
     )
@@ -89,9 +92,10 @@ def shows_reasoning(conversation: Conversation) -> bool:
     return conversation.parser.has_reasoning and conversation.request.include_reasoning is not False
 
 
-def finish_reason(ended_by: str, *, has_calls: bool) -> str:
-    """Return a choice's finish reason: `tool_calls` for one that stopped with calls."""
-    return "tool_calls" if has_calls and ended_by == "stop" else ended_by
+def finish_reason(ended_by: str, last_arguments: str | None) -> str:
+    """Return a choice's finish reason: `tool_calls` for one that stopped after a finished call."""
+    is_called = last_arguments is not None and ended_by == "stop" and is_closed(last_arguments)
+    return "tool_calls" if is_called else ended_by
 
 
 def echoed_text(request: ChatCompletionRequest) -> str:

@@ -235,7 +235,7 @@ class ChatStream(StreamedConfidence):
         self._tokenizer = tokenizer
         num_choices = conversation.request.n or 1
         self._readers = [conversation.parser.for_choice(place) for place in range(num_choices)]
-        self._has_calls = [False] * num_choices
+        self._last_arguments: list[list[str]] = [[] for _ in range(num_choices)]  # of the last call
         self._has_output = [False] * num_choices
         self._may_be_silent = not isinstance(conversation.parser, PlainTextParser)
         self._num_thinking_tokens = 0
@@ -312,7 +312,8 @@ class ChatStream(StreamedConfidence):
             finish_reason=None
             if finished is None
             else finish_reason(
-                finished.result.finish_reason, has_calls=self._has_calls[choice_delta.place]
+                finished.result.finish_reason,
+                "".join(self._last_arguments[choice_delta.place]) or None,
             ),
             stop_reason=None if finished is None else finished.stop_reason,
             warnings=warnings if finished is None else [*request.notes, *warnings],
@@ -329,7 +330,10 @@ class ChatStream(StreamedConfidence):
         """
         place, request = choice_delta.place, self._conversation.request
         delta = _delta_of(pieces, with_reasoning=shows_reasoning(self._conversation))
-        self._has_calls[place] |= "tool_calls" in delta
+        for call in [call for piece in pieces for call in piece.calls]:
+            if call.name is not None:
+                self._last_arguments[place].clear()
+            self._last_arguments[place].append(call.arguments)
         if choice_delta.is_first:
             content = echoed_text(request) + delta.get("content", "")
             delta = {"role": "assistant", **delta, "content": content or None}

@@ -97,10 +97,17 @@ class BareCallParser:
     def _unmarked(self, stream: TextStream) -> ParserCoroutine:
         """Parse calls without a mark; other text becomes content as soon as that is clear."""
         start = stream.at
-        # The first object with the name and the arguments of a tool is a call; a list may not be.
-        is_certain = stream.is_constrained or stream.text.startswith("{", start)
-        stream.call_ends = self.marks if is_certain else None
-        calls = (yield from self.parse_calls(stream)) if (yield from self.detect(stream)) else None
+        # Text may quote a call with placeholders: only complete arguments make it certain.
+        stream.call_ends = self.marks if stream.is_constrained else None
+        may_call = yield from self.detect(stream)
+        calls = (yield from self.parse_calls(stream)) if may_call else None
+        if may_call and calls is None and stream.has_ended and stream.at == len(stream.text):
+            stream.at = start  # a truncated call, unless it is in a list
+            if stream.text.startswith("{", start):
+                stream.call_ends = self.marks
+                calls = yield from self.parse_calls(stream)
+            if calls is None:
+                stream.at = len(stream.text)
         if calls is not None and names_tools(stream, calls):
             yield from self._emit(stream, calls)
             return

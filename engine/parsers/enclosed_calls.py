@@ -10,7 +10,7 @@ from functools import partial
 
 from .bare_calls import parse_python_calls
 from .call_grammar import LISTED_SYNTAX, NAME, CallSyntax
-from .json_text import members
+from .json_text import Brackets, members
 from .text_stream import ParserCoroutine, TextStream, partial_mark_size
 from .tool_calls import (
     INCOMPLETE,
@@ -80,11 +80,15 @@ def _stream_gemma_object(stream: TextStream) -> ParserCoroutine:
         written.append(text)
         stream.emit_arguments(text)
 
+    brackets = Brackets()
     mark: str | None = _QUOTE
     while mark == _QUOTE:
         stream.discard()
         text, mark = yield from stream.read_until((_QUOTE, *_GEMMA))
-        if mark is None:
+        end = brackets.find_end(text)
+        if end is not None:
+            stream.at, text, mark = end, text[:end], None
+        elif mark is None:
             text = text[: len(text) - partial_mark_size((_QUOTE, *_GEMMA), text, 0)]
         if mark != _QUOTE:
             text = text.rstrip()

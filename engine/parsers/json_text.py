@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn
 
-from .text_stream import TextStream
+from .text_stream import TextStream, find_first, partial_mark_size
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
@@ -15,6 +15,7 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _WORDS = frozenset({"true", "false", "null"})
 _HEX = frozenset("0123456789abcdefABCDEF")
 _CLOSERS = {"{": "}", "[": "]"}
+_STRUCTURE = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
 _MAX_DEPTH = 256
 _MAX_SCALAR_CHARS = 4_000
 
@@ -49,6 +50,64 @@ def skip_value(stream: TextStream) -> ScanCoroutine:
         if not closers:
             return True
         is_first = False
+
+
+class Brackets:
+    """Brackets in a text that may be invalid JSON; those in quotes do not count."""
+
+    __slots__ = ("_closers", "_is_escape", "_is_quoted")
+
+    def __init__(self) -> None:
+        self._closers: list[str] = []
+        self._is_quoted = False
+        self._is_escape = False
+
+    def find_end(self, text: str) -> int | None:
+        """Return the end of the first value in the text, which continues the texts before it."""
+        start = int(self._is_escape and bool(text))
+        self._is_escape = self._is_escape and not text
+        for match in _STRUCTURE.finditer(text, start):
+            char = match[0]
+            if char[0] == "\\":
+                self._is_escape = len(char) == 1
+            elif char == '"':
+                self._is_quoted = not self._is_quoted
+            elif self._is_quoted:
+                continue
+            elif char in _CLOSERS:
+                self._closers.append(_CLOSERS[char])
+            elif char in self._closers[-_MAX_DEPTH:]:
+                while self._closers.pop() != char:
+                    pass
+                if not self._closers:
+                    return match.end()
+        return None
+
+
+def is_closed(text: str) -> bool:
+    """Return whether a text that begins with a bracket has its closing one."""
+    return Brackets().find_end(text) is not None
+
+
+def pass_balanced(
+    stream: TextStream, brackets: Brackets, ends: Sequence[str], sink: Callable[[str], None]
+) -> ScanCoroutine:
+    """Pass text to `sink` until the brackets close; False at one of `ends`, or without a close."""
+    while True:
+        place, mark = find_first(ends, stream.text, 0)
+        if mark is None:
+            place -= partial_mark_size(ends, stream.text, 0)
+        end = brackets.find_end(stream.text[:place])
+        stream.at = place if end is None else end
+        sink(stream.text[: stream.at])
+        if end is None and mark is None and stream.has_ended:
+            stream.at = len(stream.text)
+        stream.discard()
+        if end is not None:
+            return True
+        if mark is not None or stream.has_ended:
+            return False
+        yield
 
 
 def pass_value(stream: TextStream, sink: Callable[[str], None]) -> ScanCoroutine:

@@ -30,6 +30,7 @@ from .tool_calls import (
     parse_json_calls,
 )
 
+_REPEATED = "A tool call repeats a parameter; its first value is used."
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -82,13 +83,14 @@ def _json(text: str) -> str:
 class _Arguments:
     """The arguments of one call as JSON; emitted as they are written if the call is certain."""
 
-    __slots__ = ("_is_begun", "_name", "_stream", "_written", "streams")
+    __slots__ = ("_is_repeated", "_keys", "_name", "_stream", "_written", "streams")
 
     def __init__(self, stream: TextStream, name: str) -> None:
         self._stream = stream
         self._name = name
         self._written: list[str] = []
-        self._is_begun = False
+        self._keys: set[str] = set()
+        self._is_repeated = False
         self.streams = stream.call_ends is not None and name in stream.tools
 
     def types(self) -> ArgumentTypes:
@@ -100,25 +102,31 @@ class _Arguments:
         return found
 
     def add(self, key: str, value: str) -> None:
-        """Add a member; `value` is a JSON text, or the beginning of one."""
-        text = f"{', ' if self._is_begun else '{'}{_json(key)}: {value}"
-        if self.streams and not self._is_begun:
+        """Add a member unless it is a repeat; `value` is a JSON text, or the beginning of one."""
+        self._is_repeated = key in self._keys
+        if self._is_repeated:
+            self._stream.warn(_REPEATED)
+            return
+        text = f"{', ' if self._keys else '{'}{_json(key)}: {value}"
+        if self.streams and not self._keys:
             self._stream.emit_call(self._name, "")
-        self._is_begun = True
+        self._keys.add(key)
         self._write(text)
 
     def extend(self, text: str) -> None:
         """Add more of a string's text."""
-        self._write(_json(text)[1:-1])
+        if not self._is_repeated:
+            self._write(_json(text)[1:-1])
 
     def end_string(self) -> None:
         """End a string."""
-        self._write('"')
+        if not self._is_repeated:
+            self._write('"')
 
     def end(self) -> list[RawCall]:
         """End the call; return it unless it was emitted."""
-        if not (self.streams and self._is_begun):
-            self._written.append("}" if self._is_begun else "{}")
+        if not (self.streams and self._keys):
+            self._written.append("}" if self._keys else "{}")
             return [RawCall(self._name, "".join(self._written))]
         self._write("}")
         return []
@@ -128,7 +136,7 @@ class _Arguments:
 
         `is_whole` means that the arguments end here, and text follows.
         """
-        if not (self.streams and self._is_begun):
+        if not (self.streams and self._keys):
             return None
         self._stream.warn(UNREAD if is_whole else INCOMPLETE)
         return self.end() if is_whole else []
@@ -231,16 +239,23 @@ class CallTags:
         """Return the marks that end a value; another parameter may follow without the first."""
         return ("</parameter>", self.parameter, self.function_end, self.closes)
 
+    @property
+    def _openings(self) -> tuple[str, str]:
+        return self.function, self.opens
+
+    def _text_ends(self, opening: str | None) -> tuple[str, ...]:
+        """Return the marks that end a search for the end of a value with this opening in it."""
+        return (self.opens if opening == self.function else self.function, *self._value_ends)
+
     def _value(self, stream: TextStream) -> Generator[None, None, tuple[str, str | None]]:
         """Read a value up to a mark, or past its own end, and return both.
 
-        A function's tag before the value's end is text.
+        The opening mark, or a function's tag, before the value's end is text.
         """
-        marks = (self.opens, *self._value_ends)
-        value, mark = yield from stream.read_until((self.function, *marks))
-        if mark == self.function:
+        value, mark = yield from stream.read_until((*self._openings, *self._value_ends))
+        if mark in self._openings:
             here = stream.at
-            more, ending = yield from stream.read_until(marks)
+            more, ending = yield from stream.read_until(self._text_ends(mark))
             if ending == "</parameter>":
                 return f"{value}{mark}{more}", ending
             stream.at = here
@@ -253,11 +268,10 @@ class CallTags:
     ) -> Generator[None, None, str | None]:
         """Write a string as it streams, and return the mark after it, like `_value`."""
         arguments.add(key, '"')
-        marks = (self.opens, *self._value_ends)
-        ends = (self.function, *marks, *(f"\n{mark}" for mark in self._value_ends))
+        ends = (*self._openings, *self._value_ends, *(f"\n{mark}" for mark in self._value_ends))
         mark = yield from stream.forward_until(ends, arguments.extend)
-        if mark == self.function:
-            more, ending = yield from stream.read_until(marks)
+        if mark in self._openings:
+            more, ending = yield from stream.read_until(self._text_ends(mark))
             if ending == "</parameter>":
                 arguments.extend(mark + more.removesuffix("\n"))
                 mark = ending

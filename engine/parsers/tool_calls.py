@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from .call_grammar import LISTED_SYNTAX, NAME, CallSyntax
-from .json_text import items, members, pass_value, skip_members, skip_value
+from .json_text import (
+    Brackets,
+    items,
+    members,
+    pass_balanced,
+    pass_value,
+    skip_members,
+    skip_value,
+)
 from .text_stream import ParserCoroutine, TextStream
 
 _MAX_NAME_CHARS = 200
@@ -162,12 +170,12 @@ def _streamed_call(stream: TextStream) -> Generator[None, None, list[RawCall] | 
     """Parse a JSON call; emit it from its arguments on if its name is written before them."""
     start = stream.at
     name = yield from _name_before_arguments(stream)
-    is_valid = None if name is None else (yield from stream_call(stream, name))
-    if is_valid is None:
+    has_end = None if name is None else (yield from stream_call(stream, name))
+    if has_end is None:
         stream.at = start
         return (yield from _whole_calls(stream))
     after = stream.position
-    if is_valid and not (yield from skip_members(stream)) and stream.at < len(stream.text):
+    if has_end and not (yield from skip_members(stream)) and stream.at < len(stream.text):
         stream.warn(UNREAD)
         stream.rewind(after)
     return []
@@ -210,10 +218,10 @@ def read_quoted(stream: TextStream) -> Generator[None, None, str | None]:
 def stream_call(
     stream: TextStream, name: str, call_id: str | None = None
 ) -> Generator[None, None, bool | None]:
-    """Emit a call whose arguments begin here, as they stream; return whether they are valid.
+    """Emit a call whose arguments begin here, as they stream; return whether they end here.
 
     Return None without a call where it is not certain, or for an unknown name. Invalid arguments
-    end at the next mark.
+    end with their last bracket, or at the next mark.
     """
     if stream.call_ends is None or name not in stream.tools:
         return None
@@ -221,13 +229,18 @@ def stream_call(
         return None
     stream.emit_call(name, "", call_id)
     stream.discard()
-    if (yield from pass_value(stream, stream.emit_arguments)):
+    written: list[str] = []
+
+    def write(text: str) -> None:
+        written.append(text)
+        stream.emit_arguments(text)
+
+    if (yield from pass_value(stream, write)):
         return True
-    mark = yield from stream.forward_until(stream.call_ends, stream.emit_arguments)
-    if mark is not None:
-        stream.push_back(mark)
     stream.warn(INCOMPLETE)
-    return False
+    brackets = Brackets()
+    brackets.find_end("".join(written))
+    return (yield from pass_balanced(stream, brackets, stream.call_ends, stream.emit_arguments))
 
 
 def _whole_calls(stream: TextStream) -> Generator[None, None, list[RawCall] | None]:

@@ -67,6 +67,16 @@ def looks_around(pattern: str) -> bool:
     return is_ahead
 
 
+def has_unmatched_parenthesis(pattern: str) -> bool:
+    """Say whether the groups of an expression do not match, as in `a)|(b`."""
+    depth = 0
+    for part in _PART.finditer(pattern):
+        depth += part[0].startswith("(") - (part[0] == ")")
+        if depth < 0:
+            return True
+    return depth > 0
+
+
 @lru_cache(maxsize=256)
 def plain_texts(pattern: str) -> tuple[str, ...]:
     """Return expressions without look-ahead, all of which must match a whole text.

@@ -6,8 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic_core import from_json
+
+from ..constraints.look_ahead import has_unmatched_parenthesis
 from ..errors import RequestError
-from ..fields import encodable
 from ..validation import has_open_escape, short_repr
 
 _OWN_FIELDS = ("type", "format", "parameters", "strict")
@@ -35,13 +37,16 @@ def arguments_of(text: str) -> str:
 
 
 def input_of(arguments: str) -> str:
-    """Return the text in the function's arguments, or the arguments if the model wrote others."""
+    """Return the text in the function's arguments, or the arguments if the model wrote others.
+
+    Truncated arguments have the beginning of the text.
+    """
     try:
-        value = json.loads(arguments)
-        text = value.get("input") if isinstance(value, dict) else None
-        return encodable(text) if isinstance(text, str) else arguments
-    except (ValueError, RecursionError):
+        value = from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
         return arguments
+    text = value.get("input", None if value else "") if isinstance(value, dict) else None
+    return text if isinstance(text, str) else arguments
 
 
 def _pattern(param: str, given: object) -> str | None:
@@ -58,6 +63,12 @@ def _pattern(param: str, given: object) -> str | None:
         name, allowed, value = "syntax", "'regex': other grammars are not supported", syntax
         if syntax == "regex":
             if isinstance(definition, str) and definition and not has_open_escape(definition):
+                if has_unmatched_parenthesis(definition):
+                    raise RequestError(
+                        f"`{param}.definition` has an unmatched parenthesis;"
+                        f" got {short_repr(definition)}.",
+                        param=f"{param}.definition",
+                    )
                 return f"^(?:{definition})$"
             name, allowed, value = "definition", "a regular expression", definition
     param = f"{param}.{name}"

@@ -28,13 +28,14 @@ _INTERNAL_CODES: Final = ("internal", "internal_error")
 def message_of_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the message of a chat completion."""
     choice = body["choices"][0]
+    content = _content(choice["message"])
     return {
         "id": message_id(body["id"]),
         "type": "message",
         "role": "assistant",
         "model": body["model"],
-        "content": _content(choice["message"]),
-        **stop_fields(choice),
+        "content": content,
+        **stop_fields(choice, has_calls=any(block["type"] == "tool_use" for block in content)),
         "usage": message_usage(body.get("usage") or {}),
     }
 
@@ -44,12 +45,14 @@ def message_id(completion_id: str) -> str:
     return f"msg_{completion_id.rpartition('-')[2]}"
 
 
-def stop_fields(choice: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stop reason and the stop sequence of a choice."""
+def stop_fields(choice: Mapping[str, Any], *, has_calls: bool) -> dict[str, Any]:
+    """Return the stop reason and the stop sequence of a choice with valid calls, or without."""
     sequence = choice.get("stop_reason")
     if isinstance(sequence, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": sequence}
     reason = choice["finish_reason"]
+    if reason == "tool_calls" and not has_calls:
+        reason = "stop"
     return {"stop_reason": _STOP_REASONS.get(reason, reason), "stop_sequence": None}
 
 
@@ -83,12 +86,18 @@ def streamed_error(error: Mapping[str, Any]) -> dict[str, Any]:
     return message_error(status_code, message)
 
 
-def arguments_of(text: str) -> Any:
-    """Return the arguments of a call; those of a truncated call as far as they are complete."""
+def arguments_of(text: str) -> dict[str, Any] | None:
+    """Return the arguments of a call; None if they are not a complete JSON object."""
     try:
-        return from_json(text or "{}", allow_partial=True)
+        arguments = from_json(text or "{}", allow_inf_nan=False)
     except ValueError:
-        return {}
+        return None
+    return arguments if isinstance(arguments, dict) else None
+
+
+def call_text(name: str, arguments: str) -> str:
+    """Return a call with invalid arguments as text: vendors' calls contain an object."""
+    return f"{name} {arguments}"
 
 
 def _content(message: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -99,8 +108,9 @@ def _content(message: Mapping[str, Any]) -> list[dict[str, Any]]:
         content.append({"type": "text", "text": text})
     for call in message.get("tool_calls") or ():
         function = call["function"]
-        arguments = arguments_of(function["arguments"])
-        content.append(
-            {"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments}
-        )
+        name, arguments = function["name"], arguments_of(function["arguments"])
+        if arguments is None:
+            content.append({"type": "text", "text": call_text(name, function["arguments"])})
+        else:
+            content.append({"type": "tool_use", "id": call["id"], "name": name, "input": arguments})
     return content

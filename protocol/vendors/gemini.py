@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tidemill.protocol.json_printing import json_text
 
-from .anthropic_answers import arguments_of
+from .anthropic_answers import arguments_of, call_text
 
 _PARAMETERS: Final = {
     "temperature": "temperature",
@@ -305,8 +305,9 @@ def _answer_parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
         parts.append({"text": text})
     for call in message.get("tool_calls") or ():
         function = call["function"]
-        arguments = arguments_of(function["arguments"])
-        parts.append(
-            {"functionCall": {"id": call["id"], "name": function["name"], "args": arguments}}
-        )
+        name, arguments = function["name"], arguments_of(function["arguments"])
+        if arguments is None:
+            parts.append({"text": call_text(name, function["arguments"])})
+        else:
+            parts.append({"functionCall": {"id": call["id"], "name": name, "args": arguments}})
     return parts

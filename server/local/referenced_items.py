@@ -10,6 +10,7 @@ from pydantic_core import from_json, to_json
 
 from tidemill.protocol.responses.response import response_id
 
+from ..errors import Refused
 from .query_params import not_found
 from .responses import ResponseTable
 
@@ -36,13 +37,32 @@ class ReferencedItems:
         while self._num_bytes > self._max_bytes:
             self._num_bytes -= len(self._recent.popitem(last=False)[1]) + _ENTRY_BYTES
 
-    def resolved(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return a body with the items that it refers to; raises the 404 for an unknown one."""
+    def resolved(self, body: dict[str, Any], max_bytes: int) -> dict[str, Any]:
+        """Return a body with the items that it refers to.
+
+        Raises the 404 for an unknown item, and the 413 for items of more than `max_bytes`.
+        """
         outputs: dict[str, Any] = {}
-        items = [
-            self._item(item, place, outputs) if is_reference(item) else item
-            for place, item in enumerate(body["input"])
-        ]
+        sizes: dict[str, int] = {}
+        num_bytes = 0
+        items = []
+        for place, item in enumerate(body["input"]):
+            if not is_reference(item):
+                items.append(item)
+                continue
+            found = self._item(item, place, outputs)
+            if found["id"] not in sizes:
+                sizes[found["id"]] = len(to_json(found))
+            num_bytes += sizes[found["id"]]
+            if num_bytes > max_bytes:
+                raise Refused(
+                    f"The items that `input` refers to have more bytes than the limit of"
+                    f" {max_bytes:,}: refer to fewer items.",
+                    status_code=413,
+                    code="body_too_large",
+                    param=f"input.{place}",
+                )
+            items.append(found)
         return {**body, "input": items}
 
     def _item(self, reference: Mapping[str, Any], place: int, outputs: dict[str, Any]) -> Any:

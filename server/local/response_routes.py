@@ -360,7 +360,9 @@ class CreateRoute(InferenceRoute):
             return body
         if len(items) <= _MAX_SHORT and not any(map(is_reference, items)):
             return body
-        return await asyncio.to_thread(self._items.resolved, body)
+        return await asyncio.to_thread(
+            self._items.resolved, body, self.context.settings.max_body_bytes
+        )
 
     async def _continued(self, body: dict[str, Any]) -> _Turn:
         """Return a body as the next turn of the conversation that it continues."""

@@ -9,6 +9,7 @@ import pytest
 
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.requests import check_request
+from tidemill.protocol.responses.custom_tools import input_of
 from tidemill.protocol.responses.request import ResponsesRequest
 from tidemill.protocol.routes import RESPONSES
 
@@ -120,6 +121,8 @@ def test_metadata_has_the_limits_of_openais(metadata: dict[str, Any], param: str
         ({"tools": [{"type": "custom"}]}, "tools.0.name", "is required"),
         ({"tools": [custom("lark", "start: /a/")]}, "tools.0.format.syntax", "must be 'regex'"),
         ({"tools": [custom("regex", "")]}, "tools.0.format.definition", "a regular expression"),
+        ({"tools": [custom("regex", "a)|(b")]}, "tools.0.format.definition", "unmatched"),
+        ({"tools": [custom("regex", "(a")]}, "tools.0.format.definition", "unmatched"),
         ({"tools": [custom("regex", "a\\")]}, "tools.0.format.definition", "expression"),
         ({"tools": [{**CUSTOM, "format": 5}]}, "tools.0.format", "must be an object"),
         ({"tools": [{**CUSTOM, "format": {}}]}, "tools.0.format.type", "'text' or 'grammar'"),
@@ -167,16 +170,32 @@ def test_a_custom_tool_is_a_function_with_one_text(choice: dict[str, Any]) -> No
     """A regular expression constrains the text; earlier calls have the same form."""
     call = {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": 'a "b"'}
     output = {**OUTPUT, "type": "custom_tool_call_output"}
-    tools = [custom("regex", "a|b"), {**TOOL, "name": "g"}]
+    tools = [custom("regex", r"a|[)]\)(b)"), {**TOOL, "name": "g"}]
     request = parsed(input=[USER, call, output], tools=tools, tool_choice=choice)
     [tool] = request.chat.callable_tools
     schema = tool.arguments_schema()
     assert (schema["required"], tool.function.strict) == (["input"], True)
-    assert schema["properties"]["input"] == {"type": "string", "pattern": "^(?:a|b)$"}
+    assert schema["properties"]["input"] == {"type": "string", "pattern": r"^(?:a|[)]\)(b))$"}
     _, message, _ = request.chat.messages
     assert message.tool_calls is not None
     assert message.tool_calls[0].function.arguments == {"input": 'a "b"'}
     assert request.custom_tools == {"f"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ('{"input": "a\\n\\"b', 'a\n"b'),
+        ('{"input": "a\\', "a"),
+        ('{"inp', ""),
+        ('{"a": 1', '{"a": 1'),
+    ],
+)
+def test_a_truncated_call_of_a_custom_tool_has_the_beginning_of_its_input(
+    arguments: str, text: str
+) -> None:
+    """The JSON around the text is ours: no client expects it."""
+    assert input_of(arguments) == text
 
 
 def test_a_long_turn_is_joined_in_one_pass() -> None:

@@ -135,6 +135,24 @@ async def test_a_streamed_chat_becomes_events() -> None:
 
 
 @pytest.mark.parametrize(
+    ("reason", "stop_reason"), [("tool_calls", "end_turn"), ("length", "max_tokens")]
+)
+async def test_a_streamed_call_without_a_complete_object_is_a_text(
+    reason: str, stop_reason: str
+) -> None:
+    """The whole message has the same blocks; text after the call is another one."""
+    call = {"index": 0, "id": "t1", "function": {"name": "f", "arguments": '{"a": '}}
+    events = await events_of(
+        chunk({"tool_calls": [call]}), chunk({"content": "Hi"}), chunk({}, reason)
+    )
+    starts = [event["content_block"] for event in events if "content_block" in event]
+    assert starts == [{"type": "text", "text": ""}] * 2
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    assert [delta["text"] for delta in deltas] == ['f {"a": ', "Hi"]
+    assert events[-2]["delta"]["stop_reason"] == stop_reason
+
+
+@pytest.mark.parametrize(
     ("error", "kind"),
     [
         ({"type": "invalid_request_error", "code": "c"}, "invalid_request_error"),

@@ -271,10 +271,21 @@ def test_a_stop_string_inside_a_call_ends_it_there() -> None:
     """Stop strings are searched in the whole output, including marks."""
     choice = ToolScene(CALL).choice(stop="Paris")
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "'
-    assert choice["stop_reason"] == "Paris"
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "Paris")
     assert choice["warnings"] == [INCOMPLETE]
     choice = ToolScene(CALL).choice(stop="</tool_call>")
     assert choice["finish_reason"] == "tool_calls"
+
+
+async def test_a_stream_that_stops_inside_a_call_ends_as_the_answer() -> None:
+    """So does one with a complete call before it, and one whose invalid call has ended."""
+    for answer, reason in ((CALL, "stop"), (f"{CALL}{CALL.replace('Paris', 'Rome')}", "stop")):
+        stop = "Rome" if "Rome" in answer else "Paris"
+        assert ToolScene(answer).choice(stop=stop)["finish_reason"] == reason
+        await assert_streamed_as_whole(ToolScene(answer), stop=stop)
+    invalid = CALL.replace('"Paris"', "Paris")
+    assert ToolScene(invalid).choice()["finish_reason"] == "tool_calls"
+    await assert_streamed_as_whole(ToolScene(invalid))
 
 
 def test_tools_that_the_template_ignores_are_rejected() -> None:

@@ -80,6 +80,31 @@ def test_text_may_precede_a_call(form: str, text: str, content: str) -> None:
     assert (answer.content, answer.warnings) == (content, ())
 
 
+@pytest.mark.parametrize("form", ["llama3_json", "llama4_json"])
+@pytest.mark.parametrize(
+    "example",
+    [
+        'To use it, send {"name": "weather", "parameters": {"city": <city>}} where a city follows.',
+        '```\npost(json={"name": "weather", "parameters": {"city": city}})\n```',
+        'Write {"name": "weather", "parameters": {"city": "Paris" /* or another */}}.',
+    ],
+    ids=["placeholder", "code", "comment"],
+)
+def test_an_example_of_a_call_is_content(form: str, example: str) -> None:
+    """A call without a mark is certain once its arguments are complete; the next one is parsed."""
+    alone = parsed(example, form)
+    assert (alone.content, alone.calls, alone.warnings) == (example, (), (UNREAD,))
+    answer = parsed(f"{example}\n{CALL}", form)
+    assert (answer.content, calls_of(answer)) == (example, [("weather", PARIS)])
+
+
+def test_a_call_without_a_mark_may_be_truncated() -> None:
+    """The end of the text is not a sign that it is an example."""
+    answer = parsed('I look. {"name": "weather", "parameters": {"city": "Par', "llama3_json")
+    assert calls_of(answer) == [("weather", '{"city": "Par')]
+    assert (answer.content, answer.warnings) == ("I look.", (INCOMPLETE,))
+
+
 def test_python_calls_a_tool_without_arguments() -> None:
     """Its parentheses mark it as a call."""
     assert calls_of(parsed("[time.now()]", "pythonic")) == [("time.now", "{}")]

@@ -268,9 +268,8 @@ def test_an_invalid_call_stays_content_with_a_warning(form: str, text: str) -> N
         (
             "hermes",
             '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>',
-            '{"a": NaN}}',
+            '{"a": NaN}',
         ),
-        ("llama3_json", '{"name": "add", "parameters": {"a": 1 + 2}} so', '{"a": 1 + 2}} so'),
         ("mistral", '[TOOL_CALLS]add[ARGS]{"why": "a\nb"}', '{"why": "a\nb"}'),
         ("gemma4", "<|tool_call>call:add{why:Paris}<tool_call|>", '{"why": Paris}'),
         ("gemma4", '<|tool_call>call:add{"a":1', '{"a":1'),
@@ -286,6 +285,95 @@ def test_invalid_arguments_are_returned_as_written(form: str, text: str, argumen
     assert calls_of(answer)[0][1] == arguments
     assert (answer.content, answer.warnings) == ("", (INCOMPLETE,))
     assert calls_of(answer)[1:] == ([("time.now", "{}")] if form == "kimi_k2" else [])
+
+
+INVALID = '{"why": "a\n}", "a": [NaN]}'
+BROKEN = f'{{"name": "add", "arguments": {INVALID}}}'
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "has_next"),
+    [
+        ("granite", f"<|tool_call|>[{BROKEN}, {WEATHER}] so", True),
+        ("mistral", f"[TOOL_CALLS][{BROKEN}, {WEATHER}] so", True),
+        ("mistral", f"[TOOL_CALLS]add[ARGS]{INVALID}[TOOL_CALLS]weather[ARGS]{PARIS} so", True),
+        ("mistral", f"[TOOL_CALLS]add{INVALID} so", False),
+        ("hermes", f"<tool_call>{BROKEN}</tool_call><tool_call>{WEATHER}</tool_call> so", True),
+        ("hermes", f"<tool_call>[{BROKEN}, {WEATHER}]</tool_call> so", True),
+        (
+            "cohere_command3",
+            f"<|START_ACTION|>[{BROKEN}, {WEATHER}]<|END_ACTION|> so",
+            True,
+        ),
+        ("gemma4", "<|tool_call>call:add{why:a\n, a:[NaN]}<tool_call|> so", False),
+        ("gemma4", f"<|tool_call>call:add{INVALID}<tool_call|> so", False),
+    ],
+)
+def test_invalid_arguments_end_with_their_last_bracket(
+    form: str, text: str, *, has_next: bool
+) -> None:
+    """The call's own wrapper, the next call and text are not arguments, for any cuts."""
+    answer = parsed(text, form)
+    calls = calls_of(answer)
+    arguments = '{"why": a\n, "a": [NaN]}' if "why:a" in text else INVALID
+    assert calls == [("add", arguments), *([("weather", PARIS)] if has_next else [])]
+    assert (answer.content, answer.warnings) == ("so", (INCOMPLETE,))
+    reader = reading(form).for_choice(0)
+    pieces = [piece for char in text for piece in reader.push(char)]
+    assert merge_deltas([*pieces, *reader.end()]) == answer
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{why:<|"|>a}<|"|>}', '{"why": "a}"}', "{why:{b:[1,{}]}}"], ids=range(3)
+)
+def test_text_after_a_gemma_object_is_not_in_its_arguments(arguments: str) -> None:
+    """The object ends with its last bracket outside strings."""
+    answer = parsed(f"<|tool_call>call:add{arguments} I wait.", "gemma4")
+    [(_, written)] = calls_of(answer)
+    assert json.loads(written)["why"] in ("a}", {"b": [1, {}]})
+    assert (answer.content, answer.warnings) == ("I wait.", ())
+
+
+@pytest.mark.parametrize("key", ["why", "a"])
+def test_an_opening_mark_in_a_value_is_text(key: str) -> None:
+    """The value ends before another function begins; `a` is read whole."""
+    value = "Write <tool_call> or <tool_call>, then the name."
+    text = f"<tool_call><function=add><parameter={key}>\n{value}\n</parameter></function>"
+    answer = parsed(f"{text}</tool_call>{CODER}", "qwen3_coder")
+    assert [json.loads(arguments) for _, arguments in calls_of(answer)] == [
+        {key: value},
+        {"a": 2, "why": "to see\nif"},
+    ]
+    assert (answer.content, answer.warnings) == ("", ())
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (
+            "qwen3_coder",
+            (
+                "<tool_call><function=add><parameter=why>x</parameter><parameter=why>y</parameter>"
+                "<parameter=a>2</parameter><parameter=a>3</parameter></function></tool_call>"
+            ),
+        ),
+        (
+            "glm45",
+            "<tool_call>add"
+            + "".join(
+                f"<arg_key>{key}</arg_key><arg_value>{value}</arg_value>"
+                for key, value in (("why", "x"), ("why", "y"), ("a", "2"), ("a", "3"))
+            )
+            + "</tool_call>",
+        ),
+    ],
+)
+def test_the_first_value_of_a_repeated_parameter_counts(form: str, text: str) -> None:
+    """JSON parsers do not agree on repeated names; the same for a call that is read whole."""
+    for sent in (text, text.removeprefix("<tool_call>")) if form == "qwen3_coder" else (text,):
+        answer = parsed(sent, form)
+        assert calls_of(answer) == [("add", '{"why": "x", "a": 2}')]
+        assert "repeats a parameter" in answer.warnings[0]
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ from tidemill.engine.parsers.tool_calls import INCOMPLETE, UNREAD
 
 TRANSCRIPTS = [each for name in FORMATS for each in load_transcripts(name)]
 TOKENIZER = Tokenizer.from_file(str(demo.MODEL_PATH / "tokenizer.json"))
-# Python calls are parsed as a whole.
-WHOLE = {"pythonic", "olmo3"}
+# Calls in Python, and those without a mark, are parsed whole.
+WHOLE = {"llama3_json", "pythonic", "olmo3"}
 
 
 def parser_of(transcript: Transcript) -> ModelOutputParser:

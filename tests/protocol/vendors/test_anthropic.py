@@ -11,7 +11,6 @@ from tidemill.protocol.chat import ChatCompletionRequest, chat_choice, message_b
 from tidemill.protocol.requests import read_body
 from tidemill.protocol.vendors.anthropic import chat_of_message
 from tidemill.protocol.vendors.anthropic_answers import (
-    arguments_of,
     message_error,
     message_of_chat,
 )
@@ -271,11 +270,29 @@ def test_stop_reasons(fields: dict[str, Any], reason: str, sequence: str | None)
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
 
 
-def test_arguments_of_a_truncated_call_are_an_object() -> None:
-    """Complete ones are kept."""
-    assert arguments_of('{"a": 1, "b": [2') == {"a": 1, "b": [2]}
-    assert arguments_of("") == {}
-    assert arguments_of("nonsense") == {}
+@pytest.mark.parametrize("arguments", ['{"a": 1, "b": [2', '{"a": NaN}', "[1]", "nonsense"])
+@pytest.mark.parametrize(
+    ("finish_reason", "stop_reason"), [("tool_calls", "end_turn"), ("length", "max_tokens")]
+)
+def test_a_call_without_a_complete_object_is_a_text(
+    arguments: str, finish_reason: str, stop_reason: str
+) -> None:
+    """No client runs a tool with a part of its arguments."""
+    calls = [("t1", "f", arguments)]
+    message = message_of_chat(completion(calls=calls, finish_reason=finish_reason))
+    assert message["content"][1:] == [{"type": "text", "text": f"f {arguments}"}]
+    assert message["stop_reason"] == stop_reason
+
+
+def test_a_valid_call_before_an_invalid_one_is_used() -> None:
+    """Each call is a separate block."""
+    calls = [("t1", "f", ""), ("t2", "f", "{")]
+    message = message_of_chat(completion(calls=calls, finish_reason="tool_calls"))
+    assert message["content"][1:] == [
+        {"type": "tool_use", "id": "t1", "name": "f", "input": {}},
+        {"type": "text", "text": "f {"},
+    ]
+    assert message["stop_reason"] == "tool_use"
 
 
 @pytest.mark.parametrize(

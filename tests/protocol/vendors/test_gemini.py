@@ -181,8 +181,9 @@ def test_a_schema_has_its_names_in_json_schema(schema: Any, found: Any) -> None:
 
 
 def test_an_answer_becomes_a_candidate() -> None:
-    """Thoughts and calls are parts; tokens of thoughts are counted apart."""
-    message = message_body("Hi", reasoning="Hm.", calls=[("t1", "f", '{"a": 1}')])
+    """Thoughts and calls are parts, truncated calls texts; thoughts are counted apart."""
+    calls = [("t1", "f", '{"a": 1}'), ("t2", "f", '{"a": ')]
+    message = message_body("Hi", reasoning="Hm.", calls=calls)
     choice = chat_choice(0, message, logprobs=None, finish_reason="length", stop_reason=None)
     body = completion_body(
         "chat.completion",
@@ -193,7 +194,7 @@ def test_an_answer_becomes_a_candidate() -> None:
         usage=usage_body(5, 3, reasoning_tokens=1),
     )
     call = {"functionCall": {"id": "t1", "name": "f", "args": {"a": 1}}}
-    parts = [{"text": "Hm.", "thought": True}, {"text": "Hi"}, call]
+    parts = [{"text": "Hm.", "thought": True}, {"text": "Hi"}, call, {"text": 'f {"a": '}]
     assert contents_of_chat(body) == {
         "candidates": [
             {
