@@ -124,10 +124,11 @@ def grouped_quantised(
     tiles = num_tiles(count, num_experts, config.sizes["ROWS"])
     out = x.new_empty(count, width)
     arrays = x, tokens, linear.bytes_of(weight), weight.scales, weight.zeros, bias, stops, out
+    steps_a_group, groups = linear.groups_of(weight)
     launch(
         *(_grouped_few_bits, (tiles * cdiv(width, config.sizes["OUTPUTS"]),), *arrays),
         *(tiles, num_experts, width, inputs, weight.numbers.shape[-1], weight.scales.shape[-1]),
-        *linear.groups_of(weight), config=config, IS_EVEN=inputs % BLOCK == 0,
+        steps_a_group, config=config, GROUPS=groups, IS_EVEN=inputs % BLOCK == 0,
         EXPERTS=next_power_of_2(num_experts), **_constants(gate),
     )  # fmt: skip
     return out

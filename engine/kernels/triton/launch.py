@@ -93,12 +93,15 @@ def _launcher_of(
     """Return a launcher of a kernel that Triton has compiled for such arguments.
 
     It takes a grid, a stream and arguments; it returns False, without a launch, for arguments of
-    another kind. None if the compiled kernel cannot be called directly.
+    another kind. None if the compiled kernel cannot be called directly, as one that has constants
+    among these arguments, which conditions do not compare.
     """
     names: Any = kernel.arg_names[len(args) :] if isinstance(kernel, JITFunction) else [None]
     parts = [getattr(returned, name, None) for name in ("run", "function", "packed_metadata")]
     conditions = [_condition(f"a{place}", arg) for place, arg in enumerate(args)]
     if None in parts or None in conditions or constants.keys() != set(names):
+        return None
+    if any(place < len(args) for place in kernel.constexprs):
         return None
     given = "".join(f", a{place}" for place in range(len(args)))
     values = [f"{'p' * isinstance(arg, Tensor)}a{place}" for place, arg in enumerate(args)]

@@ -123,10 +123,11 @@ def multiply(x: Tensor, weight: Quantised, bias: Tensor | None) -> Tensor:
     out = x.new_empty(rows, outputs)
     into = out if shares == 1 else x.new_empty(shares, rows, outputs, dtype=torch.float32)
     arrays = x, bytes_of(weight), weight.scales, weight.zeros, into
+    steps_a_group, groups = groups_of(weight)
     launch(
         *(_multiply, (*tiles, shares), *arrays, rows, outputs, inputs),
-        *(weight.numbers.shape[-1], weight.scales.shape[-1], *groups_of(weight), each),
-        config=config, ROWS=tile, IS_EVEN=inputs % BLOCK == 0,
+        *(weight.numbers.shape[-1], weight.scales.shape[-1], steps_a_group, each),
+        config=config, GROUPS=groups, ROWS=tile, IS_EVEN=inputs % BLOCK == 0,
     )  # fmt: skip
     if shares == 1:
         return out if bias is None else out.add_(bias)
@@ -144,7 +145,8 @@ def dequantised(weight: Quantised) -> Tensor:
     grid = (cdiv(outputs, config.sizes["OUTPUTS"]), cdiv(inputs, BLOCK))
     arrays = bytes_of(weight), weight.scales, weight.zeros, out
     sizes = outputs, inputs, weight.numbers.shape[-1], weight.scales.shape[-1]
-    launch(_dequantise, grid, *arrays, *sizes, *groups_of(weight), config=config)
+    steps_a_group, groups = groups_of(weight)
+    launch(_dequantise, grid, *arrays, *sizes, steps_a_group, config=config, GROUPS=groups)
     return out
 
 
@@ -173,8 +175,8 @@ def _multiply(
     words,
     groups,
     steps_a_group,
-    GROUPS: tl.constexpr,  # of a step
     steps_each,
+    GROUPS: tl.constexpr,  # of a step
     IS_EVEN: tl.constexpr,  # whether inputs are whole steps
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,

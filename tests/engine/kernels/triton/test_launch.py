@@ -21,6 +21,7 @@ class Kernel:
     """A kernel that counts the calls through Triton and those of its compiled launcher."""
 
     arg_names = ("x", "size", "scale", "flag", "WIDTH", "ROWS")
+    constexprs = (4, 5)
 
     def __init__(self, missing: str = "") -> None:
         self.through_triton: list[tuple[Any, ...]] = []
@@ -130,6 +131,15 @@ def test_a_launch_costs_few_calls() -> None:
         sys.setprofile(None)
     assert len(kernel.direct) == 1
     assert num_calls <= 15
+
+
+def test_constants_by_position_are_launched_by_triton() -> None:
+    """Triton compiles another kernel for each value, for example of a weight's groups."""
+    kernel, x = Kernel(), torch.zeros(64)
+    for width in (2, 4, 2):
+        launch(kernel, (3,), x, 48, 0.5, True, width, config=CONFIG)  # noqa: FBT003
+    assert len(kernel.through_triton) == 3
+    assert not kernel.direct
 
 
 @pytest.mark.parametrize("missing", ["run", "function", "packed_metadata"])
