@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tidemill.offline.arguments.parser import add_tmp_dir_flag
 from tidemill.offline.console.errors import Refused
 
 if TYPE_CHECKING:
@@ -94,12 +95,7 @@ def add_input_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="read requests from a path, - (standard input) or an http(s) URL",
     )
-    parser.add_argument(
-        "--output-tmp-dir",
-        type=Path,
-        metavar="FOLDER",
-        help="store temporary files here (default: the system's)",
-    )
+    add_tmp_dir_flag(parser)
     add_batch_flags(parser)
     add_file_flags(
         parser, ("default: FILE.output.jsonl next to it", "default: FILE.errors.jsonl next to it")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemill.offline.arguments.dataset_id import add_dataset_flags
+from tidemill.offline.arguments.parser import add_tmp_dir_flag
 from tidemill.offline.arguments.recipe_flags import add_recipe_flags, has_recipe
 from tidemill.offline.console.signals import StopSignals
 from tidemill.offline.console.terminal import print_output
@@ -57,12 +57,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     add("--strict-parameters", action="store_true", help="reject unknown parameters")
     add("--json", action="store_true", help="print one JSON object")
-    add(
-        "--output-tmp-dir",
-        type=Path,
-        metavar="FOLDER",
-        help="store temporary files here (default: the system's)",
-    )
+    add_tmp_dir_flag(parser)
     add_recipe_flags(parser)
     add_dataset_flags(parser)
     parser.set_defaults(command=command)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from tidemill.offline.arguments.parser import add_tmp_dir_flag
 from tidemill.offline.console.errors import Refused
 from tidemill.offline.console.signals import StopSignals
 from tidemill.offline.console.terminal import amount, log
@@ -43,12 +43,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="write the converted rows here (default: -, standard output)",
     )
     add("--force", action="store_true", help="overwrite an existing file")
-    add(
-        "--output-tmp-dir",
-        type=Path,
-        metavar="FOLDER",
-        help="store temporary files here (default: the system's)",
-    )
+    add_tmp_dir_flag(parser)
     parser.set_defaults(command=command)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from pathlib import Path
 
 from tidemill.offline.arguments.argument_types import positive_int
+from tidemill.offline.arguments.parser import add_tmp_dir_flag
 from tidemill.offline.console.errors import Refused
 from tidemill.offline.console.signals import StopSignals
 from tidemill.offline.console.terminal import print_output
@@ -59,12 +59,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     add("--json", action="store_true", help="print one JSON object")
     add("--exit-code", action="store_true", help="exit with 1 if there are differences")
-    add(
-        "--output-tmp-dir",
-        type=Path,
-        metavar="FOLDER",
-        help="store temporary files here (default: the system's)",
-    )
+    add_tmp_dir_flag(parser)
     parser.set_defaults(command=command)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemill.offline.arguments.argument_types import (
@@ -15,6 +14,7 @@ from tidemill.offline.arguments.argument_types import (
 )
 from tidemill.offline.arguments.dataset_id import add_dataset_flags
 from tidemill.offline.arguments.default_flags import add_default_flags, defaults_of
+from tidemill.offline.arguments.parser import add_tmp_dir_flag
 from tidemill.offline.arguments.recipe_flags import add_recipe_flags
 from tidemill.offline.console.tables import columns
 from tidemill.offline.console.terminal import amount, duration, print_output
@@ -70,12 +70,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("--price-per-hour", type=positive_number, metavar="PRICE", help="set this machine's price")
     add_shard_flag(parser, "estimate shard I of N of the file, such as 3/8")
     add("--json", action="store_true", help="print one JSON object")
-    add(
-        "--output-tmp-dir",
-        type=Path,
-        metavar="FOLDER",
-        help="store temporary files here (default: the system's)",
-    )
+    add_tmp_dir_flag(parser)
     add("--max-line-bytes", type=size_in_bytes, metavar="SIZE", help="reject longer lines")
     add_reuse_flags(parser)
     add_recipe_flags(parser)

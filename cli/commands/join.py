@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tidemill.offline.arguments.argument_types import positive_int
+from tidemill.offline.arguments.parser import add_tmp_dir_flag
 from tidemill.offline.console.errors import unexpected_in_words
 from tidemill.offline.console.signals import StopSignals
 from tidemill.offline.console.terminal import amount, log
@@ -63,12 +64,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         action="store_true",
         help="join shards that were run with different settings (default: reject them)",
     )
-    add(
-        "--output-tmp-dir",
-        type=Path,
-        metavar="FOLDER",
-        help="store temporary files here (default: the system's)",
-    )
+    add_tmp_dir_flag(parser)
     parser.set_defaults(command=command)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tidemill.offline.arguments.parser import add_tmp_dir_flag
 from tidemill.offline.console.errors import ROWS_FAILED, Refused, ServerRefused
 from tidemill.offline.console.signals import StopSignals
 from tidemill.offline.console.terminal import amount, log
@@ -75,12 +76,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add(
         "--prompt", metavar="TEMPLATE", help="ask a batch's failed rows of a table with this prompt"
     )
-    add(
-        "--output-tmp-dir",
-        type=Path,
-        metavar="FOLDER",
-        help="store temporary files here (default: the system's)",
-    )
+    add_tmp_dir_flag(parser)
     add_batch_flags(parser)
     add_file_flags(parser, ("ID.retry.output.jsonl", "ID.retry.errors.jsonl"))
     add_server_flags(parser)

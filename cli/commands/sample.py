@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 
 from tidemill.offline.arguments.argument_types import positive_int, seed_number
+from tidemill.offline.arguments.parser import add_tmp_dir_flag
 from tidemill.offline.console.signals import StopSignals
 from tidemill.offline.console.terminal import amount, log
 from tidemill.offline.extras import require_extras
@@ -62,12 +62,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="write the sample here (default: -, standard output)",
     )
     add("--force", action="store_true", help="overwrite an existing file")
-    add(
-        "--output-tmp-dir",
-        type=Path,
-        metavar="FOLDER",
-        help="store temporary files here (default: the system's)",
-    )
+    add_tmp_dir_flag(parser)
     parser.set_defaults(command=command)
 
 

@@ -18,6 +18,7 @@ from tidemill.offline.arguments.argument_types import (
     port_number,
     positive_int,
 )
+from tidemill.offline.arguments.parser import add_tmp_dir_flag
 from tidemill.offline.console.errors import Refused, Stopped
 from tidemill.offline.console.signals import StopSignals
 from tidemill.offline.console.terminal import log, print_output
@@ -91,12 +92,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="PORT",
         help="serve the page on this port (default: a free one)",
     )
-    add(
-        "--output-tmp-dir",
-        type=Path,
-        metavar="FOLDER",
-        help="store temporary files here (default: the system's)",
-    )
+    add_tmp_dir_flag(parser)
     parser.set_defaults(command=command)
 
 

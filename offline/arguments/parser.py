@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ..console.errors import Refused
@@ -43,6 +44,16 @@ class Parser(argparse.ArgumentParser):
         if near and not getattr(action.choices[near[0]], "is_destructive", False):
             hint = f"did you mean `{self.prog} {near[0]}`?"
         raise Refused(f"`{self.prog}` has no command {value!r}: {hint}")
+
+
+def add_tmp_dir_flag(group: argparse._ActionsContainer) -> None:
+    """Add the flag of the folder of temporary files."""
+    group.add_argument(
+        "--output-tmp-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="store temporary files here (default: the system's)",
+    )
 
 
 def expand_help(typed: Sequence[str]) -> Sequence[str]:

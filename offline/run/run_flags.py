@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from ..arguments.argument_types import port_number, positive_int, positive_number, size_in_bytes
@@ -13,7 +12,7 @@ from ..arguments.calibration_flags import NAMES, calibration_keys
 from ..arguments.cascade_flags import add_cascade_flags, cascade_of
 from ..arguments.dataset_id import add_dataset_flags
 from ..arguments.default_flags import add_default_flags, defaults_of
-from ..arguments.parser import Parser
+from ..arguments.parser import Parser, add_tmp_dir_flag
 from ..arguments.recipe_flags import add_recipe_flags, only_calibrates
 from ..arguments.typed_flags import repeated_flags
 from ..arguments.unknown_flags import parse_known
@@ -99,12 +98,7 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
         "its suffix, such as FILE.output.csv)",
     )
     add("-e", "--error-file", metavar="FILE", help="write failed rows to this path")
-    add(
-        "--output-tmp-dir",
-        type=Path,
-        metavar="FOLDER",
-        help="store temporary files here (default: the system's)",
-    )
+    add_tmp_dir_flag(group)
     add_shard_flag(
         group,
         "run shard I of N of the file, such as 3/8, and write its rows to FILE.3-of-8; join all "
