@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from pydantic_core import to_json
 
 _PART_VALUES = 5_000  # a few milliseconds
+_CHARS = 64  # of a text, which take as long as a value
 _CONTAINERS = (dict, list)
+_COUNTED = (dict, list, str)
 
 
 def print_json(value: object, **options: Any) -> bytes:
@@ -20,9 +23,13 @@ def print_json(value: object, **options: Any) -> bytes:
     return b"".join(_parts(value, options))
 
 
-def json_text(value: object, *, ensure_ascii: bool = True) -> str:
-    """Return a value as `json.dumps` prints it, in parts."""
-    return "".join(json.JSONEncoder(ensure_ascii=ensure_ascii).iterencode(value))
+def json_text(value: object) -> str:
+    """Return a value as `json.dumps` prints it, without escapes of other letters than ASCII."""
+    pieces = json.JSONEncoder(ensure_ascii=False).iterencode(value)
+    parts = list[str]()
+    while part := "".join(islice(pieces, _PART_VALUES)):
+        parts.append(part)
+    return "".join(parts)
 
 
 def has_more_values(value: object, most: int) -> bool:
@@ -57,6 +64,11 @@ def _parts(value: object, options: dict[str, Any]) -> Iterator[bytes]:
             else:
                 yield to_json(group, **options)[1:-1]
         yield b"]"
+    elif isinstance(value, str) and has_more_values(value, _PART_VALUES):
+        yield b'"'
+        for start in range(0, len(value), _CHARS * _PART_VALUES):
+            yield to_json(value[start : start + _CHARS * _PART_VALUES], **options)[1:-1]
+        yield b'"'
     else:
         yield to_json(value, **options)
 
@@ -76,16 +88,20 @@ def _groups(values: list[Any]) -> Iterator[list[Any]]:
 def _count(value: object, most: int) -> int:
     """Return the number of values in a value, including itself; stops above `most`.
 
-    Containers in a list whose first item is not a container count as one value each.
+    Long texts count as several. Containers and texts in a list whose first item is neither count
+    as one value each.
     """
     num_values = 1
-    holders = [value] if isinstance(value, _CONTAINERS) else []
-    for holder in holders:  # grows by the containers in it
+    holders = [value] if isinstance(value, _COUNTED) else []
+    for holder in holders:  # grows by the containers and texts in it
+        if isinstance(holder, str):
+            num_values += len(holder) // _CHARS
+            continue
         num_values += len(holder)
         if num_values > most:
             break
         if isinstance(holder, dict):
-            holders += [one for one in holder.values() if isinstance(one, _CONTAINERS)]
-        elif holder and isinstance(holder[0], _CONTAINERS):
-            holders += [one for one in holder if isinstance(one, _CONTAINERS)]
+            holders += [one for one in holder.values() if isinstance(one, _COUNTED)]
+        elif holder and isinstance(holder[0], _COUNTED):
+            holders += [one for one in holder if isinstance(one, _COUNTED)]
     return num_values

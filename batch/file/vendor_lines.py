@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from pydantic_core import to_json
 
 from tidemill.protocol.json_bodies import load_json
-from tidemill.protocol.json_printing import print_json
+from tidemill.protocol.json_printing import discard, print_json
 from tidemill.protocol.routes import CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS, url_of_body
 from tidemill.protocol.vendors.anthropic import chat_of_message
 from tidemill.protocol.vendors.converse import chat_of_converse, is_converse
@@ -29,6 +29,8 @@ from .lines import (
 )
 
 _ANTHROPIC_FIELDS: Final = ("anthropic_version", "system", "stop_sequences", "thinking")
+_LARGE_BYTES: Final = 2**20  # the values of longer lines are freed one by one
+_DEPTH: Final = 9  # of the arguments of a call
 _ID_NAMES: Final = ("custom_id", "id")
 # Names of Bedrock's models for texts, and those of a completion.
 _PARAMETERS: Final = {
@@ -101,10 +103,13 @@ def request_line(vendor: Vendor, raw: RawLine, url: str | None = None) -> bytes:
         return data
     try:
         request = _request(vendor, fields, raw.number, url)
-        return print_json(request, inf_nan_mode="constants")
+        line = print_json(request, inf_nan_mode="constants")
     except _BadLineError as exc:
         known_id = fields.get("custom_id" if vendor == "chats" else _ENVELOPES[vendor].id)
         return _error(known_id if isinstance(known_id, str) else None, str(exc), exc.param)
+    if len(data) > _LARGE_BYTES:
+        discard(fields, _DEPTH)
+    return line
 
 
 class _BadLineError(Exception):

@@ -84,7 +84,7 @@ def _block(block: Any) -> Any:
         case {"text": text}:
             return {"type": "text", "text": text}
         case {"json": value}:
-            return {"type": "text", "text": json_text(value, ensure_ascii=False)}
+            return {"type": "text", "text": json_text(value)}
         case {"image": {"format": kind, "source": {"bytes": data}}}:
             source = {"type": "base64", "media_type": f"image/{kind}", "data": data}
             return {"type": "image", "source": source}

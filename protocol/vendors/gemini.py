@@ -154,7 +154,7 @@ def _messages(content: Any, call_ids: _CallIds) -> Iterator[Any]:
         match part:
             case {"functionResponse": {"name": str(name)} as result}:
                 call_id = call_ids.of_response(name, result.get("id"))
-                text = json_text(result.get("response") or {}, ensure_ascii=False)
+                text = json_text(result.get("response") or {})
                 yield {"role": "tool", "tool_call_id": call_id, "content": text}
             case {"functionCall": {"name": str(name)} as call}:
                 call_id = call_ids.of_call(name, call.get("id"))

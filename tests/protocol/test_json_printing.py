@@ -27,6 +27,7 @@ def test_parts_are_the_json_of_the_whole(value: Any, part_values: int, mode: str
     """The split and the options of a row do not matter."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_printing, "_PART_VALUES", part_values)
+        patch.setattr(json_printing, "_CHARS", 1)
         assert print_json(value, inf_nan_mode=mode) == to_json(value, inf_nan_mode=mode)
 
 

@@ -116,7 +116,7 @@ def test_a_vendors_file_becomes_requests(mini: Cloud) -> None:
     for key, line in given.items():
         batch = mini.ingest(mini.create(json.dumps(line).encode(), key))
         assert (batch.status, batch.num_rows) == (Status.IN_PROGRESS, 1), batch.errors
-        custom_id = b"1" if line is body else b"a"
+        custom_id = b"line-1" if line is body else b"a"
         printed = json.dumps(body, separators=(",", ":")).encode()
         assert content_of(mini, batch.source.key) == (chat % (custom_id, printed)).strip()
 
