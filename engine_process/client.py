@@ -96,6 +96,7 @@ class EngineClient:
         self._tickets = count(1)
         self._pending: dict[int, asyncio.Future[Row]] = {}
         self._exchanges: dict[int, asyncio.Queue[Answer | EngineDied]] = {}
+        self._unsent: set[int] = set()  # tickets of requests since the pipe was closed
         self._reason: str | None = None  # why this client killed the process
         self._failed: Failed | None = None  # why the process ended by itself
         self._death: str | None = None
@@ -160,7 +161,7 @@ class EngineClient:
         if self._death is not None:
             raise self._died(self._death, was_sent=False)
         ticket = next(self._tickets)
-        self._writer.write(Run(ticket, number, created, data))
+        self._send(ticket, Run(ticket, number, created, data))
         answered: asyncio.Future[Row] = asyncio.get_running_loop().create_future()
         self._pending[ticket] = answered
         answered.add_done_callback(partial(self._forget, ticket))
@@ -179,7 +180,7 @@ class EngineClient:
         ticket, is_over = next(self._tickets), False
         answers = self._exchanges[ticket] = asyncio.Queue[Answer | EngineDied]()
         try:
-            self._writer.write(Ask(ticket, created, is_online, request))
+            self._send(ticket, Ask(ticket, created, is_online, request))
             with suppress(ConnectionError):  # `answers` gets the reason
                 await self._writer.drain()
             while not is_over:
@@ -195,6 +196,16 @@ class EngineClient:
             del self._exchanges[ticket]
             if not is_over:
                 self._abort(ticket)
+
+    def _send(self, ticket: int, frame: Run | Ask) -> None:
+        """Send a request, or leave it unsent until the process, which is ending, has ended.
+
+        Only its end tells whether the machine is at fault.
+        """
+        if self._writer.is_closing():
+            self._unsent.add(ticket)
+        else:
+            self._writer.write(frame)
 
     def _forget(self, ticket: int, answered: asyncio.Future[Row]) -> None:
         """Forget a request that has ended, and abort it if it was cancelled."""
@@ -328,11 +339,12 @@ class EngineClient:
         if not self._ready.done():
             code = self._failed.code if self._failed else EngineDied.code
             self._ready.set_exception(EngineFailed(reason, code=code))
-        for answered in self._pending.values():
+        for ticket, answered in self._pending.items():
             if not answered.done():
-                answered.set_exception(self._died(reason))
-        for exchange in self._exchanges.values():
-            exchange.put_nowait(self._died(reason))
+                was_sent = ticket not in self._unsent
+                answered.set_exception(self._died(reason, was_sent=was_sent))
+        for ticket, exchange in self._exchanges.items():
+            exchange.put_nowait(self._died(reason, was_sent=ticket not in self._unsent))
         self._writer.abort_unread()  # frees requests that wait for an unread pipe
 
     def _died(self, reason: str, *, was_sent: bool = True) -> EngineDied:

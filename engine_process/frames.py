@@ -339,6 +339,10 @@ class FrameWriter:
         """Wait until the stream takes more bytes; raises ConnectionError."""
         await self._stream.drain()
 
+    def is_closing(self) -> bool:
+        """Return whether frames are dropped, because the stream is closed or broken."""
+        return self._stream.is_closing()
+
     def close(self) -> None:
         """Write the last frames, and close the stream. Idempotent."""
         self.flush()

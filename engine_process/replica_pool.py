@@ -227,16 +227,20 @@ class ReplicaPool:
     def _replica_for(self, request: Request) -> Replica | None:
         """Return the engine for the request's prefix, or the least loaded engine.
 
-        Returns None if no engine has capacity.
+        Returns None if no engine has capacity. A moved request goes to an engine that can run it
+        at once, if there is one: its own might get it back.
         """
         ready = self._open
         if not ready:
             return None
+        idlest = min(ready, key=lambda one: len(one.sent))
+        if request.is_moved and idlest.num_waiting < 0:
+            return idlest
         home = ready[request.home % len(ready)]
         mean = sum(len(one.sent) for one in ready) / len(ready)
         is_overloaded = len(home.sent) > _HOME_LOAD * mean + home.slack
         if is_overloaded or not home.has_room:
-            home = min(ready, key=lambda one: len(one.sent))
+            home = idlest
         return home if home.has_room or request.is_urgent else None
 
     def _send(self, request: Request, replica: Replica) -> None:

@@ -29,6 +29,7 @@ _MAX_FORMS: Final = 256
 _MAX_FORM_BYTES: Final = 2**15
 _MAX_NAME_CHARS: Final = 100
 _MAX_TEXTS: Final = 64
+_MAX_ROLES_CHARS: Final = 2**10  # any text is a valid role
 
 
 class BodyForm:
@@ -132,7 +133,8 @@ class BodyForms:
         if roles in form.valid_roles:
             return
         request = check_request(url, body, self._served_names, self._endpoints)
-        if isinstance(request, _OF_TEXTS) and 0 < len(roles) <= _MAX_TEXTS:
+        is_short = 0 < len(roles) <= _MAX_TEXTS and sum(map(len, roles)) <= _MAX_ROLES_CHARS
+        if is_short and isinstance(request, _OF_TEXTS):
             if len(form.valid_roles) == _MAX_TEXTS:
                 form.valid_roles.clear()
             form.valid_roles.add(roles)

@@ -106,14 +106,10 @@ class FakeClient:
             self.life.lost = frozenset(self.life.has)
             self._died.set_result(reason)
 
-    async def fetch_row(self, number: int, created: int, data: bytes) -> Row:
+    def fetch_row(self, number: int, created: int, data: bytes) -> asyncio.Future[Row]:
         """Answer a line, or end at it."""
         del number, created
-        name = from_json(data)["custom_id"]
-        await self._run(name)
-        row: dict[str, Any] = {"custom_id": name, "response": {"status_code": 200, "body": {}}}
-        printed = _KNOWN_ROW if name == _KNOWN else to_json(row) + b"\n"
-        return Row(0, True, Usage(), printed)  # noqa: FBT003 - as on the wire
+        return self._begin(from_json(data)["custom_id"])
 
     async def ask(
         self, request: bytes, created: int, *, is_online: bool
@@ -121,14 +117,20 @@ class FakeClient:
         """Answer a request, or end at it."""
         del created, is_online
         name = decode_request(request).body["custom_id"]
-        await self._run(name)
+        await self._begin(name)
         yield Answer(0, AnswerKind.REPLY, encode_reply(Reply(200, {"custom_id": name})))
 
-    async def _run(self, name: str) -> None:
+    def _begin(self, name: str) -> asyncio.Future[Row]:
+        """Return a future of a line's row; the life has the line from now on."""
         if self.life.death is not None:
             raise EngineDied(self.life.death, was_sent=False)
-        running = asyncio.ensure_future(self._answer(name))
         self.life.has.add(name)
+        row = asyncio.ensure_future(self._run(name))
+        row.add_done_callback(lambda _: self.life.has.discard(name))
+        return row
+
+    async def _run(self, name: str) -> Row:
+        running = asyncio.ensure_future(self._answer(name))
         try:
             await asyncio.wait((running, self._died), return_when=asyncio.FIRST_COMPLETED)
             if not running.done():
@@ -137,7 +139,9 @@ class FakeClient:
             running.result()
         finally:
             running.cancel()
-            self.life.has.discard(name)
+        row: dict[str, Any] = {"custom_id": name, "response": {"status_code": 200, "body": {}}}
+        printed = _KNOWN_ROW if name == _KNOWN else to_json(row) + b"\n"
+        return Row(0, True, Usage(), printed)  # noqa: FBT003 - as on the wire
 
     async def _answer(self, name: str) -> None:
         if name == _KNOWN:

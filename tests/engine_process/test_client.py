@@ -197,6 +197,23 @@ async def test_a_killed_engine_fails_all_waiting_requests(make_client: MakeLink)
     assert not caught.value.was_sent
 
 
+async def test_a_request_since_the_pipe_was_closed_was_not_sent(make_client: MakeLink) -> None:
+    """It is not a suspect; the earlier one is."""
+    client = make_client()
+    await client.start()
+    before = send(client, wait=NEVER)
+    await until(lambda: client.inflight == 1)
+    closing = asyncio.create_task(client.close())
+    await until(client._writer.is_closing)
+    row = client.fetch_row(2, 0, line())
+    exchange = client.ask(b"", 0, is_online=True)
+    for pending, was_sent in ((before, True), (row, False), (anext(exchange), False)):
+        with pytest.raises(EngineDied) as caught:
+            await asyncio.wait_for(pending, PATIENCE_SECONDS)
+        assert caught.value.was_sent is was_sent
+    await closing
+
+
 async def test_an_engine_failure_is_reported_in_its_words(make_client: MakeLink) -> None:
     """The words are for the log and its readers."""
     client = make_client()

@@ -59,3 +59,13 @@ def test_requests_that_differ_in_texts_are_validated_once(monkeypatch: pytest.Mo
         found = error_of(forms.check, url, body, forms.form_of(url, body))
         assert found == error_of(check_request, url, body, ["tiny"])
     assert len(checked) == 2 + len(others)
+
+
+def test_long_roles_are_not_kept() -> None:
+    """Any text is a valid role, so that a file's roles may be as large as the file."""
+    forms = BodyForms(["tiny"])
+    for role, num_kept in (("a" * 1024, 1), ("b" * 1025, 1), ("c", 2)):
+        body = {"messages": [{"role": role, "content": "a"}]}
+        form = forms.form_of(CHAT, body)
+        forms.check(CHAT, body, form)
+        assert len(form.valid_roles) == num_kept

@@ -115,6 +115,22 @@ async def test_a_chance_death_costs_no_time_in_which_lines_run_one_by_one(
     assert max(map(len, again)) == machine.slots
 
 
+async def test_lines_that_an_engine_gives_up_run_in_idle_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They do not return to the engine of their prefix, and none begins twice."""
+    names, machine = NAMES[:16], Machine(slots=8, turns=10**6)
+    run = Run(monkeypatch, machine, engines=2)
+    run.replicas._home = lambda place: int(place >= 4)
+    async with run.replicas.started(), asyncio.timeout(20):
+        rows = asyncio.gather(*map(run.replicas.run_line, lines_of(names)))
+        await until(lambda: [len(life.has) for life in machine.lives] == [4, 12])
+        run.replicas._balance()
+        await until(lambda: [len(life.running) for life in machine.lives] == [8, 8])
+        assert sorted(name for life in machine.lives for name in life.began) == sorted(names)
+        rows.cancel()
+
+
 async def test_other_lines_run_while_suspects_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial takes one engine and runs without other lines."""
     names, machine = NAMES[:60], Machine(slots=2, killers=frozenset({"c1"}), turns=5)
