@@ -200,7 +200,7 @@ class EngineClient:
     def _send(self, ticket: int, frame: Run | Ask) -> None:
         """Send a request, or leave it unsent until the process, which is ending, has ended.
 
-        Only its end tells whether the machine is at fault.
+        Its end shows whether the machine is at fault.
         """
         if self._writer.is_closing():
             self._unsent.add(ticket)
