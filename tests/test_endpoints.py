@@ -98,6 +98,9 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
     """Return a function that loads the model of a kind; all load before process checks."""
     reranker = tmp_path_factory.mktemp("models") / "reranker"
     assemble(reranker)
+    config = json.loads((reranker / "config.json").read_text())
+    named = {"id2label": {"0": "relevant"}, "label2id": {"relevant": 0}}
+    (reranker / "config.json").write_text(json.dumps(config | named))
     folders = {
         "chat": demo.MODEL_PATH,
         "vectors": base_path(),

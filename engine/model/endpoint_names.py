@@ -9,6 +9,7 @@ import json
 from dataclasses import replace
 
 from tidemill.protocol.contract import EngineError
+from tidemill.protocol.moderation import are_named
 from tidemill.protocol.routes import (
     CHAT_COMPLETIONS,
     CLASSIFY,
@@ -36,7 +37,7 @@ _SPEECH_TYPE = "whisper"
 _POOLED: dict[PoolingTask, list[Route]] = {
     "embed": [EMBEDDINGS, COHERE_EMBED, SCORE, RERANK],
     "score": [SCORE, RERANK],
-    "classify": [CLASSIFY, MODERATIONS],
+    "classify": [],
     "decide": [DECISIONS, SYSTEM_ONE],
 }
 
@@ -56,8 +57,8 @@ def endpoints_of(config: EngineConfig) -> tuple[str, ...] | None:
         return None
     if pooled is not None:
         routes = _POOLED[pooled.task]
-        if pooled.task == "score" and pooled.labels:
-            routes = [*routes, *_POOLED["classify"]]
+        if pooled.labels:
+            routes = [*routes, CLASSIFY, *([MODERATIONS] if are_named(pooled.labels) else [])]
     elif description.get("model_type") == _SPEECH_TYPE:
         routes = [TRANSCRIPTIONS, TRANSLATIONS]
     else:
