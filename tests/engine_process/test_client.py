@@ -204,10 +204,11 @@ async def test_a_request_since_the_pipe_was_closed_was_not_sent(make_client: Mak
     before = send(client, wait=NEVER)
     await until(lambda: client.inflight == 1)
     closing = asyncio.create_task(client.close())
-    await until(client._writer.is_closing)
+    await asyncio.sleep(0)
+    assert (client._writer.is_closing(), client.death) == (True, None)
     row = client.fetch_row(2, 0, line())
-    exchange = client.ask(b"", 0, is_online=True)
-    for pending, was_sent in ((before, True), (row, False), (anext(exchange), False)):
+    exchange = asyncio.ensure_future(anext(client.ask(b"", 0, is_online=True)))
+    for pending, was_sent in ((before, True), (row, False), (exchange, False)):
         with pytest.raises(EngineDied) as caught:
             await asyncio.wait_for(pending, PATIENCE_SECONDS)
         assert caught.value.was_sent is was_sent
