@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from tidemill.protocol.json_printing import json_text
+from ..json_printing import json_text
 
 # Fields that are read by name, and those without an effect on the answer.
 _READ: Final = ("system", "stop_sequences", "tools", "tool_choice", "thinking", "output_config")

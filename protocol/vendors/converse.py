@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tidemill.protocol.json_printing import json_text
-
+from ..json_printing import json_text
 from .anthropic import chat_of_message
 from .anthropic_answers import message_of_chat
 

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any, Final
 
-from tidemill.protocol.json_printing import json_text
-
+from ..json_printing import json_text
 from .anthropic_answers import arguments_of, call_text
 
 _PARAMETERS: Final = {
