@@ -183,3 +183,9 @@ class WorkerRate:
     tokens_per_second: float = 0.0
     expected_work_per_second: float = 0.0
     num_gpus: int = 0
+
+    def cost_per_hour(self, gpu_hour_price: float | None) -> float | None:
+        """Return the cost of a worker's GPUs per hour; None if their number or price is unknown."""
+        return (
+            None if gpu_hour_price is None or not self.num_gpus else self.num_gpus * gpu_hour_price
+        )

@@ -146,9 +146,8 @@ def estimate(check: FileCheck, rate: WorkerRate, gpu_hour_price: float | None) -
     if not rate.expected_work_per_second:
         return Estimate(check.expected)
     seconds = check.expected.work / rate.expected_work_per_second
-    cost = None
-    if gpu_hour_price is not None and rate.num_gpus:
-        cost = seconds / 3600 * rate.num_gpus * gpu_hour_price
+    cost_per_hour = rate.cost_per_hour(gpu_hour_price)
+    cost = None if cost_per_hour is None else seconds / 3600 * cost_per_hour
     return Estimate(check.expected, seconds, cost)
 
 

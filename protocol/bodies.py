@@ -35,6 +35,27 @@ def usage_body(
     return usage
 
 
+def list_body(
+    body_id: str,
+    *,
+    created: int,
+    model: str,
+    data: list[dict[str, Any]],
+    num_tokens: int,
+    **more: Any,
+) -> dict[str, Any]:
+    """Return the response body of an endpoint with an item per input; `more` precedes the items."""
+    return {
+        "id": body_id,
+        "object": "list",
+        "created": created,
+        "model": model,
+        **more,
+        "data": data,
+        "usage": usage_body(num_tokens, 0),
+    }
+
+
 def completion_body(
     kind: Literal["chat.completion", "text_completion"],
     body_id: str,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import PlainValidator
 
-from .bodies import usage_body
+from .bodies import list_body
 from .embeddings import InputRequest
 from .fields import empty, encodable, fault
 from .prompts import MAX_PROMPTS, Prompt, prompts_of
@@ -78,20 +78,20 @@ def classification_body(
     num_tokens: int,
 ) -> dict[str, Any]:
     """Return the response body, as in vLLM, with the names of the `labels` that `probs` follow."""
-    return {
-        "id": body_id,
-        "object": "list",
-        "created": created,
-        "model": model,
-        "labels": list(labels),
-        "data": [
-            {
-                "index": index,
-                "label": labels[max(range(len(probs)), key=probs.__getitem__)],
-                "probs": probs,
-                "num_classes": len(probs),
-            }
-            for index, probs in enumerate(values)
-        ],
-        "usage": usage_body(num_tokens, 0),
-    }
+    data = [
+        {
+            "index": index,
+            "label": labels[max(range(len(probs)), key=probs.__getitem__)],
+            "probs": probs,
+            "num_classes": len(probs),
+        }
+        for index, probs in enumerate(values)
+    ]
+    return list_body(
+        body_id,
+        created=created,
+        model=model,
+        data=data,
+        num_tokens=num_tokens,
+        labels=list(labels),
+    )

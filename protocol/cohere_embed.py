@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from .embeddings import EmbeddingRequest
 from .errors import RequestError
 from .fields import Text, Whole
+from .parts import TextPart
 from .prompts import MAX_PROMPTS
 from .validation import short_repr
 
@@ -27,10 +28,7 @@ _OTHER_NAMES = {
 _MAX_NAMES_SHOWN = 20
 
 
-class _TextPart(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    type: Literal["text"]
+class _TextPart(TextPart):
     text: _FilledText
 
 
@@ -128,6 +126,7 @@ class _WholeTexts(EmbeddingRequest):
     """A request whose texts are never cut."""
 
     is_cut_by_default = False
+    how_to_truncate = "remove `truncate`"
 
 
 def cohere_body(

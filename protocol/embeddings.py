@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from .bodies import usage_body
+from .bodies import list_body
 from .chat import free_names
 from .errors import RequestError
 from .fields import CutTo, Side, Text, Whole
@@ -27,6 +27,10 @@ class PoolingRequest(BaseModel):
 
     is_cut_by_default: ClassVar[bool] = True
     """Whether a default of the server truncates texts."""
+    how_to_truncate: ClassVar[str] = (
+        "set `truncate_prompt_tokens`, or pass --truncate-prompt-tokens for all requests"
+    )
+    """Advice for texts above the context length."""
 
     model: str | None = None
 
@@ -129,15 +133,10 @@ def embedding_body(
     It names a `dtype` that was requested: base64 does not show it.
     """
     named = {} if dtype is None else {"output_dtype": dtype}
-    return {
-        "id": body_id,
-        "object": "list",
-        "created": created,
-        "model": model,
-        **named,
-        "data": [
-            {"object": "embedding", "index": index, "embedding": vector}
-            for index, vector in enumerate(vectors)
-        ],
-        "usage": usage_body(num_tokens, 0),
-    }
+    data = [
+        {"object": "embedding", "index": index, "embedding": vector}
+        for index, vector in enumerate(vectors)
+    ]
+    return list_body(
+        body_id, created=created, model=model, data=data, num_tokens=num_tokens, **named
+    )

@@ -98,28 +98,13 @@ ROUTES: tuple[Route, ...] = (
     TRANSLATIONS,
 )
 
-ENDPOINTS = (
-    CHAT_COMPLETIONS.name,
-    RESPONSES.name,
-    COMPLETIONS.name,
-    GENERATIVE_SCORING.name,
-    DECISIONS.name,
-    SYSTEM_ONE.name,
-    EMBEDDINGS.name,
-    COHERE_EMBED.name,
-    SCORE.name,
-    RERANK.name,
-    CLASSIFY.name,
-    MODERATIONS.name,
-    TRANSCRIPTIONS.name,
-    TRANSLATIONS.name,
-)
+ENDPOINTS = tuple(route.name for route in ROUTES)
 """Names of all endpoints that engines support."""
 
 
 URLS_OF_FIELDS: dict[str, tuple[Route, ...]] = {
     "file_url": (TRANSCRIPTIONS, TRANSLATIONS),
-    "messages": (CHAT_COMPLETIONS,),
+    "messages": (CHAT_COMPLETIONS, EMBEDDINGS, CLASSIFY),
     "prompt": (COMPLETIONS,),
     "state": (SYSTEM_ONE,),
     "questions": (DECISIONS,),
@@ -148,8 +133,7 @@ def url_of_body(body: Mapping[str, Any], url: str | None = None) -> str | None:
     if route is None or not found:
         return found[0][0].name if found else url
     is_stored_prompt = route is RESPONSES and isinstance(body.get("prompt"), dict)
-    is_chat = route in {EMBEDDINGS, CLASSIFY} and body.get("messages") is not None
-    is_own = is_stored_prompt or is_chat or any(route in routes for routes in found)
+    is_own = is_stored_prompt or any(route in routes for routes in found)
     return route.name if is_own else found[0][0].name
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
-from .bodies import usage_body
+from .bodies import list_body
 from .embeddings import PoolingRequest
 from .errors import RequestError
 from .fields import MAX_NAMED_TOKENS, Count, Text, empty, encodable, fault
@@ -160,17 +160,10 @@ def score_body(
     body_id: str, *, created: int, model: str, scores: list[float], num_tokens: int
 ) -> dict[str, Any]:
     """Return the response body, with scores in the order of their pairs."""
-    return {
-        "id": body_id,
-        "object": "list",
-        "created": created,
-        "model": model,
-        "data": [
-            {"index": index, "object": "score", "score": score}
-            for index, score in enumerate(scores)
-        ],
-        "usage": usage_body(num_tokens, 0),
-    }
+    data = [
+        {"index": index, "object": "score", "score": score} for index, score in enumerate(scores)
+    ]
+    return list_body(body_id, created=created, model=model, data=data, num_tokens=num_tokens)
 
 
 def generative_scoring_body(

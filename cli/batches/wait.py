@@ -122,14 +122,12 @@ def log_row_errors(batch: Batch, targets: Targets) -> None:
     """Log the errors of failed rows, or how to fetch them."""
     if batch.error_file_id is None:
         return
-    if targets.table is not None and targets.output is None and batch.table_file_id is None:
-        log(
-            f"{amount(batch.failed, 'row')} failed: fetch them with "
-            f"`tidemill results {batch.id} -e FILE`"
-        )
-    elif targets.table is not None and targets.output is None:
-        log(f"{amount(batch.failed, 'row')} failed: the column `error` says why")
+    failed = f"{amount(batch.failed, 'row')} failed"
+    if targets.table is not None and targets.output is None:
+        has_table = batch.table_file_id is not None
+        how = f"fetch them with `tidemill results {batch.id} -e FILE`"
+        log(f"{failed}: {'the column `error` says why' if has_table else how}")
     elif targets.errors is None:
-        log(f"{amount(batch.failed, 'row')} failed: fetch them with -e FILE")
+        log(f"{failed}: fetch them with -e FILE")
     elif Path(targets.errors).is_file():
         log_failures(failures_in(Path(targets.errors)), targets.errors)

@@ -21,8 +21,6 @@ from .request_bounds import check_pair_chars
 from .text_draft import TextDraft
 
 _MAX_NAMES_SHOWN = 20
-_OF_COHERE = frozenset({"texts", "inputs"})
-_TO_TRUNCATE = "set `truncate_prompt_tokens`, or pass --truncate-prompt-tokens for all requests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ class EncodingRequestBuilder:
             else:
                 read = [_shortened(ids, cut) for ids in prompts if isinstance(ids, list)]
                 self._check_ids(read, param)
-            self._check_lengths(read, param, texts)
+            self._check_lengths(read, request, param, texts)
             return [EncodingRequest(ids, num_skipped=num_skipped) for ids in read]
 
         return TextDraft(reader, parts, add_special_tokens, complete)
@@ -129,7 +127,7 @@ class EncodingRequestBuilder:
         check_pair_chars(firsts, seconds, param)
         if self._model.reads_pairs_by_template:
             read = self._template_pairs(firsts, seconds, request, created)
-            self._check_lengths(read, param, seconds)
+            self._check_lengths(read, request, param, seconds)
             requests = [EncodingRequest(ids) for ids in read]
             return TextDraft(
                 self._reader, (), add_special_tokens=False, complete=lambda _: requests
@@ -145,7 +143,7 @@ class EncodingRequestBuilder:
 
         def complete(encodings: list[Any]) -> list[EncodingRequest]:
             pairs = reader.joined_pairs(len(firsts), encodings, cut)
-            self._check_lengths([pair.ids for pair in pairs], param, seconds)
+            self._check_lengths([pair.ids for pair in pairs], request, param, seconds)
             has_types = self._model.has_types
             return [
                 EncodingRequest(pair.ids, pair.type_ids if has_types else None) for pair in pairs
@@ -255,7 +253,13 @@ class EncodingRequestBuilder:
         )
         return replace(cut, max_first=first, max_second=second)
 
-    def _check_lengths(self, read: Sequence[list[int]], param: str, texts: Sequence[str]) -> None:
+    def _check_lengths(
+        self,
+        read: Sequence[list[int]],
+        request: PoolingRequest,
+        param: str,
+        texts: Sequence[str],
+    ) -> None:
         """Reject inputs above the context length; `texts` are the texts of `read`, if any."""
         limit = self._model.max_model_len
         for number, ids in enumerate(read, 1):
@@ -265,7 +269,7 @@ class EncodingRequestBuilder:
                 raise RequestError(
                     f"This model's maximum context length is {limit} tokens. However, {which} has "
                     f"{'at least ' if is_part else ''}{len(ids)} tokens. To truncate it, "
-                    f"{_TO_TRUNCATE if param not in _OF_COHERE else 'remove `truncate`'}.",
+                    f"{request.how_to_truncate}.",
                     param=param,
                     code="context_length_exceeded",
                 )

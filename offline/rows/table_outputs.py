@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from .page.table_rows import TableRows
 
 _BUFFER_BYTES: Final = 2**20
-_LABELED: Final = ["label", "score", "probs"]
 
 
 @contextmanager
@@ -85,6 +84,8 @@ def _outcome(results: Mapping[str, Any]) -> dict[str, Any]:
 
 def _answer(results: Mapping[str, Any]) -> dict[str, Any]:
     """Return the body fields with the answer, as its endpoint writes them."""
+    from .page.table_rows import LABELED  # late: it needs pyarrow, as tables do
+
     # The fields of a JSON schema, which follow the usage, may have any names.
     names = [*takewhile(lambda name: name != "usage", results)]
     if "embedding" in names:
@@ -94,7 +95,7 @@ def _answer(results: Mapping[str, Any]) -> dict[str, Any]:
     if "scores" in names:
         scores = _parsed(results["scores"]) or []
         return {"data": [{"index": at, "score": each} for at, each in enumerate(scores)]}
-    if names == _LABELED:
+    if names == LABELED:
         label = _parsed(results["label"], only_lists=True)
         return {"data": _labeled(label, _parsed(results["probs"]) or [])}
     if "results" in names:

@@ -81,8 +81,7 @@ def _speed_of(model: str) -> ModelSpeed | None:
     rate = aws().run(deployment().fleets.get_rate(model))
     if not rate.expected_work_per_second:
         return None
-    price = deployment().settings.gpu_hour_price(model)
-    cost = price * rate.num_gpus if price is not None and rate.num_gpus else None
+    cost = rate.cost_per_hour(deployment().settings.gpu_hour_price(model))
     return ModelSpeed(tokens_per_second=rate.expected_work_per_second, cost_per_hour=cost)
 
 

@@ -25,7 +25,8 @@ _BUFFER_BYTES: Final = 2**20
 _RESULTS: Final = frozenset(
     "text reasoning tool_calls logprobs finish_reason embedding scores results usage".split()
 )
-_LABELED: Final = ["label", "score", "probs"]
+LABELED: Final = ["label", "score", "probs"]
+"""Columns of a text's labels."""
 _NOT_SHOWN: Final = frozenset(("finish_reason", "usage", "logprobs"))
 _IDS: Final = ("custom_id", "id")
 
@@ -166,8 +167,8 @@ def first_result(names: Sequence[str]) -> int:
     last = ends[-1] - 1
     if questions := question_columns_at_end(bare[:last]):
         return last - sum(map(len, questions))
-    if bare[:last][-len(_LABELED) :] == _LABELED:
-        return last - len(_LABELED)
+    if bare[:last][-len(LABELED) :] == LABELED:
+        return last - len(LABELED)
     first, seen = last, {"usage"}
     while first and bare[first - 1] in _RESULTS - seen:
         first -= 1
