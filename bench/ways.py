@@ -297,6 +297,7 @@ def record_csv() -> Way:
         rows = "".join(f"{number},a word {number}\n" for number in range(_NUM_TABLE_ROWS))
         source.write_text(f"number,text\n{rows}")
         words = ["run", "-i", str(source), "-o", str(output), "--prompt", "Say {{text}}"]
+        words += ["--model", str(demo.MODEL_PATH)]
         options = options_from(make_parser().parse_args(words))
         run_job(options, load=lambda *_, **__: PromptReply())
         assert output.read_text().count("a word") == 2 * _NUM_TABLE_ROWS

@@ -70,7 +70,7 @@ def test_a_row_of_a_table_keeps_to_its_files(capsys: pytest.CaptureFixture[str])
     assert {"batch/table/request_template.py", "batch/table/writer.py"} < way.files
     off = {"confidence", "names", "parts", "request", "routes", "spool", "stream", "tools"}
     assert not off & {PurePath(name).stem for name in way.files}
-    assert len(way.files) <= 21
+    assert len(way.files) <= 20
 
 
 def test_a_dropped_file_of_requests_is_not_looked_at_as_a_table() -> None:
