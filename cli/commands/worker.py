@@ -192,13 +192,16 @@ def _run(
 
     from botocore.exceptions import BotoCoreError
 
+    from tidemill.batch.object_keys import MEDIA_PREFIX
     from tidemill.handler.worker.main import run_worker
 
     from ..health import VARIABLE, Heartbeat
 
     health_file = options.given.get("health_file") or os.environ.get(VARIABLE)
     pulse = Heartbeat(Path(health_file) if health_file else None)
-    engines, beating = _engines(options), pulse.beating()
+    media = (f"{settings.bucket}/{MEDIA_PREFIX}",)  # `media_access` refuses other tenants' objects
+    engines = _engines(replace(options, allowed_media_buckets=media))
+    beating = pulse.beating()
     try:
         return asyncio.run(
             run_worker(settings, config, engines, beating=beating, on_signal=signals.on_signal)

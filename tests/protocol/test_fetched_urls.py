@@ -34,6 +34,8 @@ def chat(part: object) -> dict[str, Any]:
         (chat({"type": "audio_url", "audio_url": {"url": URL}}), {PLACE: URL}),
         (chat({"type": "video_url", "video_url": URL}), {PLACE: URL}),
         (chat({"type": "input_audio", "input_audio": {"url": URL}}), {PLACE: URL}),
+        (chat({"type": "image_url", "image_url": "s3://b/a.png"}), {PLACE: "s3://b/a.png"}),
+        ({"file_url": "S3://b/a.wav"}, {"file_url": "S3://b/a.wav"}),
         ({"file_url": URL}, {"file_url": URL}),
         ({"file_url": "HTTPS://x.com/a.wav"}, {"file_url": "HTTPS://x.com/a.wav"}),
         ({"file_url": "DATA:audio/wav;base64,AAAA"}, {}),
