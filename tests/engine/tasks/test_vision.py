@@ -340,14 +340,14 @@ def bomb() -> bytes:
 
 BAD: dict[str, tuple[Callable[[], bytes], str]] = {
     "an SVG": (lambda: b'<?xml version="1.0"?><svg/>', "an SVG"),
-    "no image": (lambda: b"GIF, or what?", "not a PNG, JPEG, WebP, GIF or BMP"),
+    "no image": (lambda: b"GIF, or what?", "not a PNG, JPEG, WebP, GIF, BMP, TIFF"),
     "empty": (lambda: b"", "empty"),
     "cut off": (lambda: encoded(picture(90, 90))[:-900], "damaged or truncated"),
     "a bomb": (bomb, "20,000 x 20,000 pixels"),
     "too large": (lambda: encoded(picture(400, 400)), "larger than 262,144 bytes"),
     "of another form": (
         lambda: encoded(picture(9, 9), "TIFF"),
-        "not a PNG, JPEG, WebP, GIF or BMP",
+        "not a PNG, JPEG, WebP, GIF, BMP, TIFF",
     ),
 }
 
