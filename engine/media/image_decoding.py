@@ -1,8 +1,8 @@
 """Image decoding: bytes to pixels, within limits that are checked by the header first.
 
-PNG, JPEG, WebP, GIF (its first frame), BMP, TIFF (each page), AVIF, JPEG 2000 and ICO (the largest
-image) are supported. Images are rotated by their EXIF data, and transparency becomes white, as in
-transformers and vLLM.
+PNG, JPEG, WebP, GIF (its first frame), BMP, TIFF (each page), AVIF, JPEG 2000, ICO (the largest
+image) and the pages of a PDF are supported. Images are rotated by their EXIF data, and transparency
+becomes white, as in transformers and vLLM.
 
 A few bytes can unfold to a gigabyte: `peak_bytes` computes the memory of decoding from the header.
 """
@@ -21,6 +21,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from .image_headers import (
     Damaged,
+    ImageRefused,
     check_codestream,
     check_tile,
     count_pages,
@@ -29,6 +30,7 @@ from .image_headers import (
     is_tiff,
     looks_like_tiff,
 )
+from .pdf import count_pdf_pages, is_pdf, pdf_peak_bytes, render_page
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "ICO")
 _FORMATS = "PNG, JPEG, WebP, GIF, BMP, TIFF, AVIF, JPEG 2000 or ICO"
@@ -49,15 +51,13 @@ Image.MAX_IMAGE_PIXELS = None
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
-class ImageRefused(Exception):
-    """An unreadable image; the message follows the words "the image"."""
+def count_images(data: bytes, limit: int) -> int:
+    """Return the number of images in data, the pages of a TIFF or PDF; raises `ImageRefused`.
 
-
-def num_pages(data: bytes, limit: int) -> int:
-    """Return the number of pages of an image, at most `limit` + 1; raises `ImageRefused`.
-
-    Only a TIFF may have several.
+    It is at most `limit` + 1. Nothing is decoded.
     """
+    if is_pdf(data):
+        return min(count_pdf_pages(data), limit + 1)
     try:
         return count_pages(data, limit) if is_tiff(data) else 1
     except Damaged as exc:
@@ -66,6 +66,8 @@ def num_pages(data: bytes, limit: int) -> int:
 
 def peak_bytes(data: bytes, *, max_pixels: int, page: int = 0) -> int:
     """Return the peak memory of decoding a page of an image; raises `ImageRefused`."""
+    if is_pdf(data):
+        return pdf_peak_bytes(data, page, max_pixels=max_pixels)
     if is_icon(data):  # which Pillow decodes when it is opened
         width, height = _checked_icon_size(data, max_pixels)
         return width * height * _OTHER_PEAK_BYTES_PER_PIXEL
@@ -77,6 +79,8 @@ def peak_bytes(data: bytes, *, max_pixels: int, page: int = 0) -> int:
 
 def decode(data: bytes, *, max_pixels: int, page: int = 0) -> Image.Image:
     """Return a page of an image, counted from 0, upright and in RGB; raises `ImageRefused`."""
+    if is_pdf(data):
+        return render_page(data, page, max_pixels=max_pixels)
     with _opened(data, max_pixels, page) as image:
         image.load()
         _check_size(image.size, max_pixels)

@@ -38,6 +38,10 @@ _MAX_TILES: Final = 4_096
 _MAX_CHANNELS: Final = 4
 
 
+class ImageRefused(Exception):
+    """An unreadable image; the message follows the words "the image"."""
+
+
 class Damaged(Exception):
     """A header that is not valid."""
 
@@ -63,7 +67,7 @@ class _TiffForm(NamedTuple):
         return f"{self.order}{'Q' if self.is_big else 'I'}"
 
     @property
-    def count(self) -> str:
+    def entry_count(self) -> str:
         return f"{self.order}{'Q' if self.is_big else 'H'}"
 
     @property
@@ -91,11 +95,11 @@ def count_pages(data: bytes, limit: int) -> int:
             [offset] = struct.unpack_from(form.offset, data, position)
             if not offset or offset in offsets:
                 break
-            [count] = struct.unpack_from(form.count, data, offset)
+            [count] = struct.unpack_from(form.entry_count, data, offset)
             if count > _MAX_ENTRIES:
                 raise Damaged
             offsets.add(offset)
-            start = offset + struct.calcsize(form.count)
+            start = offset + struct.calcsize(form.entry_count)
             position = start + count * form.entry_bytes
             num_bytes += sum(
                 size * _VALUE_BYTES.get(kind, 1)

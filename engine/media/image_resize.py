@@ -13,7 +13,8 @@ from tidemill.protocol.in_flight import MemoryBudget
 
 from ..heap_trim import trim_heap
 from ..scheduling.images import ImageSpec, PromptImage
-from .image_decoding import ImageRefused, decode, peak_bytes
+from .image_decoding import decode, peak_bytes
+from .image_headers import ImageRefused
 
 _LARGE_BYTES = 64 * 2**20
 
