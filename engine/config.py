@@ -19,7 +19,7 @@ QuantizationName = Literal["fp8", "int8", "compressed-tensors", "awq", "gptq", "
 
 
 ReadObject = Callable[[str, int, ByteBudget], Awaitable[bytes]]
-"""Returns the object of an `s3://` URL, of at most so many bytes; raises `FetchFailed`."""
+"""Returns the object of an `s3://` URL if it is not larger than a limit; raises `FetchFailed`."""
 
 
 @dataclass(frozen=True, slots=True)

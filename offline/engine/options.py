@@ -281,8 +281,8 @@ def _add_media_flags(parser: argparse.ArgumentParser) -> None:
         type=_bucket_path,
         default=(),
         metavar="BUCKET",
-        help="read s3:// URLs with your AWS credentials from these buckets, or BUCKET/PREFIX; * is "
-        "any (default: any for a run of a local or S3 input, otherwise none)",
+        help="read s3:// URLs with your AWS credentials from BUCKET or BUCKET/PREFIX, * for any "
+        "(default: * to run local or S3 input, else none)",
     )
     for name, unit, what in (
         ("max-audio-clip-filesize-mb", "MIB", "limit the size of a recording (default: 25 MiB)"),

@@ -1,4 +1,4 @@
-"""Access to media in S3: a batch may name objects of its own tenant in the deployment's bucket."""
+"""Access to media in S3: a batch may name objects of its tenant in the deployment's bucket."""
 
 from __future__ import annotations
 

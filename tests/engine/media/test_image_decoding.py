@@ -242,7 +242,7 @@ def test_pages_of_a_tiff_are_separate_images(big_tiff: bool) -> None:  # noqa: F
 
 
 def directories(count: int, entry: bytes = struct.pack("<HHII", 0x100, 3, 1, 1)) -> bytes:
-    """Return a TIFF of so many directories with one entry each."""
+    """Return a TIFF of directories with one entry each."""
     data = b"II*\0" + struct.pack("<I", 8)
     for i in range(count):
         following = 0 if i == count - 1 else len(data) + 18

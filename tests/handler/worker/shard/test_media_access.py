@@ -79,7 +79,7 @@ def test_lines_without_objects_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_a_worker_refuses_other_tenants_objects(rig: Rig) -> None:
-    """Those lines have rows, and the engine does not receive them."""
+    """Their lines have rows, and the engine does not receive them."""
     bucket = rig.deployment.bucket.name
     urls = [f"s3://{bucket}/media/acme/a", f"s3://{bucket}/media/other/a", "s3://theirs/a"]
     work = rig.batch(*(line(url, url[-7:]) + b"\n" for url in urls), tenant="acme")
