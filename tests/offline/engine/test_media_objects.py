@@ -18,7 +18,9 @@ from tests.strict_store import StrictStore
 from tidemill.handler.aws.sync import Aws
 from tidemill.net.fetch import ByteBudget, FetchFailed
 from tidemill.offline.engine import media_objects
+from tidemill.offline.engine.engine import engine_config
 from tidemill.offline.engine.media_objects import ObjectReader
+from tidemill.offline.run.run_options import RunOptions
 
 __all__ = ["at_store"]
 
@@ -164,3 +166,23 @@ async def test_objects_of_a_compatible_store_are_read(
     assert await read(ALL, url) == b"image"
     with pytest.raises(FetchFailed, match="does not exist"):
         await read(ALL, f"{url}2")
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("in.jsonl", ("*",)),
+        ("-", ("*",)),
+        ("s3://mine/in.jsonl", ("*",)),
+        ("https://files.example.com/in.jsonl", ()),
+        ("hf://datasets/a/b", ()),
+    ],
+)
+def test_a_run_of_own_input_may_read_every_bucket(name: str, allowed: tuple[str, ...]) -> None:
+    """The URLs of other inputs are not the user's; a flag always takes precedence."""
+    options = RunOptions(input_file=name, output_file="out.jsonl")
+    assert options.with_media_buckets().allowed_media_buckets == allowed
+    given = RunOptions(input_file=name, output_file="o", allowed_media_buckets=("mine",))
+    assert given.with_media_buckets() == given
+    reader = engine_config(options.with_media_buckets()).read_object
+    assert reader == (ObjectReader(allowed) if allowed else None)
