@@ -14,6 +14,7 @@ MAX_INLINE_BYTES = 25 * 2**20
 """Maximum size of data in a data URL; fetched media may have a different limit."""
 
 _PIECE_CHARS = 2**18
+_HEAD_CHARS = 128
 
 _DATA = "data:"
 _DATA_URL = re.compile(r"data:[^,]*;base64,", re.IGNORECASE)
@@ -77,6 +78,13 @@ def inline_bytes(url: str, what: str) -> bytes | None:
         return _decoded(url, head.end())
     except (NotBase64, ValueError):
         raise ValueError("has no valid base64 after `base64,`") from None
+
+
+def inline_head(url: str) -> bytes:
+    """Return the first bytes of a valid data URL, some dozens unless it is short."""
+    start = url.find(",") + 1
+    text = "".join(url[start : start + _HEAD_CHARS].split())
+    return a2b_base64(text[: len(text) - len(text) % 4])
 
 
 def _decoded(text: str, start: int) -> bytes:

@@ -36,7 +36,11 @@ from tidemill.offline.engine.options import (
     stall_limit,
 )
 from tidemill.offline.engine.weights import local_model, s3_addresses, throttled
-from tidemill.offline.engine.worker_parser import add_worker_flags, setting_errors
+from tidemill.offline.engine.worker_parser import (
+    add_worker_flags,
+    check_media_buckets,
+    setting_errors,
+)
 from tidemill.offline.extras import not_installed, require_extras
 
 FOLDER: Final = Path("/opt/ml/output")
@@ -147,6 +151,7 @@ def _until_stopped(options: WorkerOptions) -> int:
     try:
         with StopSignals() as signals:
             require_extras("a worker", "cloud", "engine")
+            check_media_buckets(options.allowed_media_buckets)
             options = with_demo_model(options, may_download=False)
             settings, config = _read(options, os.environ)
             return _run(options, settings, config, signals)

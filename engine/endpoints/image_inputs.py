@@ -16,7 +16,7 @@ from tidemill.protocol.in_flight import MemoryBudget
 from tidemill.protocol.page_ranges import page_ranges
 from tidemill.protocol.parts import IMAGE, PlacedImage
 from tidemill.protocol.requests import read_body
-from tidemill.protocol.urls import inline_bytes, is_inline, too_large
+from tidemill.protocol.urls import inline_bytes, inline_head, is_inline, too_large
 
 from ..config import MAX_DECODING_BYTES, ImageLimits
 from ..scheduling.images import ImageSpec, PromptImage
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 MAX_BYTES_TOGETHER = 64 * 2**20
 # Pages of a document that `pages` selects from.
 MAX_PAGES = 10_000
+_HEAD_BYTES = 64
 # The field of a body that contains fetched images.
 FETCHED = "fetched_images"
 
@@ -140,7 +141,7 @@ class ImageInputs:
             pages: Sequence[int] = (0,)
             if self._image_support is not None:
                 most = self._image_support.limits.max_per_prompt
-                pages = _selected(image, self._data_of(image, body), most - total)
+                pages = _selected(image, self._document(image, body), most - total)
                 total += len(pages)
                 if total > most:
                     hint = " Select fewer pages with `pages`." if len(pages) > 1 else ""
@@ -167,6 +168,18 @@ class ImageInputs:
                 data = self._data_of(image, body)
                 results[image[1:]] = _decoded(image, data, self._image_support)
         return [results[image[1:]] for image in images]
+
+    def _document(self, image: PlacedImage, body: Mapping[str, Any]) -> bytes | None:
+        """Return the bytes of an image that may have pages, None for any other."""
+        # Imported here and below: most models never decode images, and start faster without Pillow.
+        from ..media.image_decoding import may_have_pages
+
+        if is_inline(image.url):  # most are decoded once
+            head = inline_head(image.url)
+            if len(head) >= _HEAD_BYTES and not may_have_pages(head):
+                return None
+        data = self._data_of(image, body)
+        return data if may_have_pages(data[:_HEAD_BYTES]) else None
 
     def _data_of(self, image: PlacedImage | ShownImage, body: Mapping[str, Any]) -> bytes:
         """Return the bytes of a fetched or inline image; raises `RequestError`."""
@@ -248,18 +261,17 @@ class ImageInputs:
             )
 
 
-def _selected(image: PlacedImage, data: bytes, most: int) -> Sequence[int]:
-    """Return the selected pages of an image or document, from 0; raises `RequestError`.
+def _selected(image: PlacedImage, document: bytes | None, most: int) -> Sequence[int]:
+    """Return the selected pages of an image or a document, from 0; raises `RequestError`.
 
     They are at most `most` + 1.
     """
-    # Imported here and below: most models never decode images, and start faster without Pillow.
     from ..media.image_decoding import count_images
     from ..media.image_headers import ImageRefused
 
     limit = most if image.pages is None else MAX_PAGES
     try:
-        count = count_images(data, limit)
+        count = 1 if document is None else count_images(document, limit)
     except ImageRefused as exc:
         raise RequestError(f"The image of `{image.place}` {exc}.", param=image.place) from exc
     if image.pages is None:

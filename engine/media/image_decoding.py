@@ -51,6 +51,11 @@ Image.MAX_IMAGE_PIXELS = None
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
+def may_have_pages(head: bytes) -> bool:
+    """Say whether data that begins with these 64 bytes may have several pages."""
+    return is_tiff(head) or is_pdf(head)
+
+
 def count_images(data: bytes, limit: int) -> int:
     """Return the number of images in data, the pages of a TIFF or PDF; raises `ImageRefused`.
 
