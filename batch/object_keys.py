@@ -15,6 +15,7 @@ from .model import Outputs
 DROP_TENANT = "default"
 
 INPUT_PREFIX = "input/"
+MEDIA_PREFIX: Final = "media/"
 _OUTPUT_PREFIX = "output/"
 _SUFFIX = ".jsonl"
 ERRORS_SUFFIX = ".errors.jsonl"
@@ -168,6 +169,11 @@ def file_key(tenant: str, file_id: str) -> str:
 def _files_prefix(tenant: str) -> str:
     """Return the prefix of everything that the API creates for a tenant."""
     return f"files/{check_tenant(tenant)}/"
+
+
+def media_prefix(tenant: str) -> str:
+    """Return the prefix of the recordings and images that a tenant's requests may name."""
+    return f"{MEDIA_PREFIX}{check_tenant(tenant)}/"
 
 
 def upload_prefix(upload_id: str) -> str:

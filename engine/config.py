@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
-from tidemill.net.fetch import FetchLimits
+from tidemill.net.fetch import ByteBudget, FetchLimits
 from tidemill.protocol.contract import EngineError
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -16,6 +16,10 @@ RunnerName = Literal["auto", "generate", "pooling"]
 ConvertName = Literal["auto", "none", "embed", "classify"]
 CacheDtypeName = Literal["auto", "fp8", "fp8_e4m3"]
 QuantizationName = Literal["fp8", "int8", "compressed-tensors", "awq", "gptq", "mxfp4"]
+
+
+ReadObject = Callable[[str, int, ByteBudget], Awaitable[bytes]]
+"""Returns the object of an `s3://` URL if it is not larger than a limit; raises `FetchFailed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,7 @@ class EngineConfig:
     vLLM's names. `tool_call_parser` and `reasoning_parser` name the formats of tool calls and
     reasoning; None detects them from the chat template. `fetching` limits downloads of media,
     `max_audio_seconds` the length of a recording, and `images` the images of a request.
+    `read_object` reads media at `s3://` URLs, which are refused without it.
     `mm_processor_kwargs` sets the pixel limits that images are resized to.
 
     `lora_modules` are adapters of the model: at most `max_loras`, each with a rank of at most
@@ -134,6 +139,7 @@ class EngineConfig:
     speculative_decoding: bool = True
     batch_invariant: bool = False
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    read_object: ReadObject | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Raise `EngineError` naming the first invalid setting."""

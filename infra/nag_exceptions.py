@@ -66,8 +66,8 @@ ACKNOWLEDGED: Final = (
             (f"Api/Reaper/{_INLINE}", ("files", "output")),
             (f"Api/DeadLetters/{_INLINE}", ("files", "output")),
             (f"Api/Api/{_INLINE}", ("input", "files", "work", "work/uploads", "output")),
-            (f"Compute/Worker-*/{_INLINE}", ("input", "files", "work", "results")),
-            ("Data/Policies/Worker-*", ("input", "files", "work", "results")),
+            (f"Compute/Worker-*/{_INLINE}", ("input", "files", "media", "work", "results")),
+            ("Data/Policies/Worker-*", ("input", "files", "media", "work", "results")),
         )
         for prefix in prefixes
     ),

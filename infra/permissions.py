@@ -15,6 +15,7 @@ from aws_cdk import aws_iam as iam
 from infra.config import Model
 from infra.data.stack import DataStack
 from infra.data.table import TENANT_INDEX
+from tidemill.batch.object_keys import MEDIA_PREFIX
 
 TableAction = Literal["BatchGetItem", "GetItem", "PutItem", "UpdateItem", "DeleteItem", "Query"]
 
@@ -184,7 +185,7 @@ def worker_statements(data: DataStack, model: Model) -> list[iam.PolicyStatement
         table_items(data, "GetItem", "UpdateItem"),
         live_shards(data),
         find_objects(data),
-        read_objects(data, "input/", "files/", "work/"),
+        read_objects(data, "input/", "files/", "work/", MEDIA_PREFIX),
         write_objects(data, "work/"),
     ]
     if data.config.reuse is not None:

@@ -40,12 +40,16 @@ _MAX_TEXT_CHARS = 200
 class FetchFailed(Exception):
     """The fetch failed or its result is not allowed; the message does not contain the URL.
 
-    `is_retryable` means that the same request may succeed later.
+    `is_retryable` means that the same request may succeed later. A failure that `is_of_service` is
+    not the client's: a store that does not work.
     """
 
-    def __init__(self, message: str, *, is_retryable: bool = False) -> None:
+    def __init__(
+        self, message: str, *, is_retryable: bool = False, is_of_service: bool = False
+    ) -> None:
         super().__init__(message)
         self.is_retryable = is_retryable
+        self.is_of_service = is_of_service
 
 
 class ByteBudget:

@@ -28,6 +28,7 @@ MODULES = MappingProxyType(
         "daft": ("daft",),
         "spark": ("pandas", "pyspark"),
         "ray": ("ray",),
+        "pdf": ("pypdfium2",),
         "serve": ("starlette", "uvicorn", "uvloop", "httptools", "python_multipart"),
         "cloud": ("boto3", "aiobotocore", "aws_lambda_powertools", "python_multipart"),
     }

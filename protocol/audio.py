@@ -115,8 +115,8 @@ class _SpeechRequest(SamplingFields):
     def _no_file(cls, body: Any) -> Any:
         if isinstance(body, dict) and body.get(FILE) is not None:
             raise RequestError(
-                "`file` is not supported in a line: use `file_url` with an http:// or https:// URL"
-                " or a base64 data URL.",
+                "`file` is not supported in a line: use `file_url` with an http://, https:// or"
+                " s3:// URL, or a base64 data URL.",
                 param=FILE,
             )
         return body

@@ -14,14 +14,16 @@ from .urls import is_inline
 _PART_SUFFIX: Final = "_url"
 _INPUT_PREFIX: Final = "input_"
 _IMAGE_URL: Final = "image_url"
+_FILE_PARTS: Final = ("file", "input_file")
+_FILE_FIELDS: Final = ("file_url", "file_data")
 
 
 def fetched_urls(body: Mapping[str, Any]) -> dict[str, str]:
     """Return the URLs of a body, valid or not, by their path; data URLs are left out.
 
     They are the audio file (`file_url`), the media of message parts (`image_url` and all other
-    types of the same form, as an object or as the URL itself), and the images of a decision's or
-    a response's input.
+    types of the same form, as an object or as the URL itself), documents, and the images of a
+    decision's or a response's input.
     """
     return {place: url for place, url in _media_urls(body) if not is_inline(url)}
 
@@ -77,6 +79,10 @@ def _url_of(part: object) -> str | None:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str):
         return None
+    if kind in _FILE_PARTS:
+        source = part if kind.startswith(_INPUT_PREFIX) else part.get(kind)
+        urls = [source.get(name) for name in _FILE_FIELDS] if isinstance(source, dict) else []
+        return next((url for url in urls if isinstance(url, str)), None)
     if not kind.endswith(_PART_SUFFIX) and not kind.startswith(_INPUT_PREFIX):
         return None
     medium = part.get(kind, part.get(_IMAGE_URL))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -14,7 +15,7 @@ from pydantic import (
 )
 
 from .fields import Text, fault, text_or_list_of
-from .parts import ImagePart, Part, RefusalPart, TextPart, is_image
+from .parts import FilePart, ImagePart, Part, RefusalPart, TextPart, is_image
 from .tools import ToolCall
 
 
@@ -85,10 +86,21 @@ class Message(BaseModel):
             return [self.content]
         return [part.text for part in self.content if isinstance(part, (TextPart, RefusalPart))]
 
-    def images(self) -> list[tuple[int, ImagePart]]:
-        """Return the image parts, each with its index among all parts."""
+    def images(self) -> list[tuple[int, ImagePart | FilePart]]:
+        """Return the images and documents, each with its index among all parts."""
         parts = self.content if isinstance(self.content, list) else ()
-        return [(i, part) for i, part in enumerate(parts) if isinstance(part, ImagePart)]
+        return [(i, part) for i, part in enumerate(parts) if isinstance(part, ImagePart | FilePart)]
+
+    def repeat_images(self, counts: Iterator[int]) -> Self:
+        """Return the message with as many copies of each image as it has pages."""
+        if not self.images():
+            return self
+        content = [
+            part
+            for part in self.content or ()
+            for _ in range(next(counts) if isinstance(part, ImagePart | FilePart) else 1)
+        ]
+        return self.model_copy(update={"content": content})
 
     def other_fields(self) -> dict[str, Any]:
         """Return the unknown fields, which only templates read, such as `name`."""

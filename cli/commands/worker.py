@@ -36,7 +36,11 @@ from tidemill.offline.engine.options import (
     stall_limit,
 )
 from tidemill.offline.engine.weights import local_model, s3_addresses, throttled
-from tidemill.offline.engine.worker_parser import add_worker_flags, setting_errors
+from tidemill.offline.engine.worker_parser import (
+    add_worker_flags,
+    check_media_buckets,
+    setting_errors,
+)
 from tidemill.offline.extras import not_installed, require_extras
 
 FOLDER: Final = Path("/opt/ml/output")
@@ -147,6 +151,7 @@ def _until_stopped(options: WorkerOptions) -> int:
     try:
         with StopSignals() as signals:
             require_extras("a worker", "cloud", "engine")
+            check_media_buckets(options.allowed_media_buckets)
             options = with_demo_model(options, may_download=False)
             settings, config = _read(options, os.environ)
             return _run(options, settings, config, signals)
@@ -192,13 +197,16 @@ def _run(
 
     from botocore.exceptions import BotoCoreError
 
+    from tidemill.batch.object_keys import MEDIA_PREFIX
     from tidemill.handler.worker.main import run_worker
 
     from ..health import VARIABLE, Heartbeat
 
     health_file = options.given.get("health_file") or os.environ.get(VARIABLE)
     pulse = Heartbeat(Path(health_file) if health_file else None)
-    engines, beating = _engines(options), pulse.beating()
+    media = (f"{settings.bucket}/{MEDIA_PREFIX}",)  # `media_access` refuses other tenants' objects
+    engines = _engines(replace(options, allowed_media_buckets=media))
+    beating = pulse.beating()
     try:
         return asyncio.run(
             run_worker(settings, config, engines, beating=beating, on_signal=signals.on_signal)

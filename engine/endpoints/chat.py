@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from tidemill.protocol.bodies import completion_body, response_id
@@ -12,6 +13,7 @@ from tidemill.protocol.chat import ChatCompletionRequest
 from tidemill.protocol.contract import Reply, Usage
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.messages import has_images
+from tidemill.protocol.parts import PlacedImage
 from tidemill.protocol.requests import read_body
 from tidemill.protocol.routes import CHAT_COMPLETIONS
 from tidemill.protocol.stream import StreamOptions
@@ -37,7 +39,6 @@ from .image_inputs import (
     FETCHED,
     ImageInputs,
     ImageSupport,
-    PlacedUrl,
     request_with_images,
 )
 from .logprob_bodies import prompt_logprobs
@@ -72,7 +73,7 @@ class ChatCompletions:
     def fetched(self, body: dict[str, Any]) -> AbstractAsyncContextManager[dict[str, Any]] | None:
         """Return the fetch of a body's images; None for a body without images."""
         return (
-            self.images.fetched(body, ChatCompletionRequest, _image_urls)
+            self.images.fetched(body, ChatCompletionRequest, _placed_images)
             if has_images(body)
             else None
         )
@@ -86,13 +87,16 @@ class ChatCompletions:
         self, request: ChatCompletionRequest, body: Mapping[str, Any], metadata: RequestMetadata
     ) -> _Prepared:
         """Return the sequences of a parsed request; `body` contains its fetched images."""
-        conversation = self._preprocessor.preprocess(request, metadata)
-        options = _options(conversation)
         # A plain chat is not shown to the image inputs.
         shows_images = any(message.images() for message in request.messages)
+        shown = self.images.shown(_placed_images(request), body) if shows_images else []
+        if any(len(pages) > 1 for pages in shown):
+            request = _with_pages(request, [*map(len, shown)])
+        conversation = self._preprocessor.preprocess(request, metadata)
+        options = _options(conversation)
         if not shows_images:  # image prompts cannot be truncated
             request = self._sequences.with_truncation(request)
-        images = self.images.decode(_image_urls(request), body) if shows_images else []
+        images = self.images.decode([*chain.from_iterable(shown)], body) if shown else []
         prompt = conversation.prompt
         if images:
             prompt = self.images.expand_marks(prompt, images)
@@ -224,15 +228,22 @@ class ChatCompletions:
         )
 
 
-def _image_urls(request: ChatCompletionRequest) -> list[PlacedUrl]:
-    """Return the place of each image of a conversation, and its URL."""
+def _with_pages(request: ChatCompletionRequest, counts: Sequence[int]) -> ChatCompletionRequest:
+    """Return a conversation that the template reads with an image for each page."""
+    left = iter(counts)
+    messages = [message.repeat_images(left) for message in request.messages]
+    return request.model_copy(update={"messages": messages})
+
+
+def _placed_images(request: ChatCompletionRequest) -> list[PlacedImage]:
+    """Return the images and documents of a conversation."""
     if request.truncate_prompt_tokens is not None:
         raise RequestError(
             "`truncate_prompt_tokens` does not support prompts with images.",
             param="truncate_prompt_tokens",
         )
     return [
-        (f"messages.{i}.content.{j}", part.image_url.url)
+        PlacedImage(f"messages.{i}.content.{j}", part.url, part.pages)
         for i, message in enumerate(request.messages)
         for j, part in message.images()
     ]

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from pydantic import BaseModel
 
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.fetched_urls import fetched_urls
 from tidemill.protocol.in_flight import MemoryBudget
-from tidemill.protocol.parts import IMAGE
+from tidemill.protocol.page_ranges import page_ranges
+from tidemill.protocol.parts import IMAGE, PlacedImage
 from tidemill.protocol.requests import read_body
-from tidemill.protocol.urls import inline_bytes, is_inline, too_large
+from tidemill.protocol.urls import inline_bytes, inline_head, is_inline, too_large
 
 from ..config import MAX_DECODING_BYTES, ImageLimits
 from ..scheduling.images import ImageSpec, PromptImage
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 # Fetched images of one request, in memory until it is prepared.
 MAX_BYTES_TOGETHER = 64 * 2**20
+# Pages of a document that `pages` selects from.
+MAX_PAGES = 10_000
+_HEAD_BYTES = 64
 # The field of a body that contains fetched images.
 FETCHED = "fetched_images"
 
@@ -57,8 +62,16 @@ class ImageSupport:
     decoding: MemoryBudget = field(default_factory=lambda: MemoryBudget(MAX_DECODING_BYTES))
 
 
-PlacedUrl = tuple[str, str]
-"""The place of an image in a body, and its URL."""
+class ShownImage(NamedTuple):
+    """An image of a prompt: its place in the body, its URL, and its page there, from 0."""
+
+    place: str
+    url: str
+    page: int = 0
+
+
+DecodedImages = dict[tuple[str, int], "ResizedImage"]
+"""Decoded images by URL and page."""
 
 
 class ImageInputs:
@@ -79,7 +92,7 @@ class ImageInputs:
         self,
         body: dict[str, Any],
         kind: type[_RequestT],
-        images_of: Callable[[_RequestT], Sequence[PlacedUrl]],
+        images_of: Callable[[_RequestT], Sequence[PlacedImage]],
     ) -> AbstractAsyncContextManager[dict[str, Any]] | None:
         """Return the fetch of the images of a body that has any; None for a blind model."""
         if self._image_support is None:
@@ -92,7 +105,7 @@ class ImageInputs:
         image_support: ImageSupport,
         body: dict[str, Any],
         kind: type[_RequestT],
-        images_of: Callable[[_RequestT], Sequence[PlacedUrl]],
+        images_of: Callable[[_RequestT], Sequence[PlacedImage]],
     ) -> AsyncIterator[dict[str, Any]]:
         request, urls = await in_thread(self._read, body, kind, images_of)
         if not urls:
@@ -105,37 +118,83 @@ class ImageInputs:
         self,
         body: dict[str, Any],
         kind: type[_RequestT],
-        images_of: Callable[[_RequestT], Sequence[PlacedUrl]],
+        images_of: Callable[[_RequestT], Sequence[PlacedImage]],
     ) -> tuple[_RequestT, dict[str, str]]:
         """Return the request of a body, and the places of the URLs to fetch."""
         request = read_body(kind, body)
         images = images_of(request)
         self._check(images)
-        places = {place for place, _ in images}
+        places = {image.place for image in images}
         # A URL in another field of the body is not fetched.
         urls = {url: place for place, url in fetched_urls(body).items() if place in places}
         return request, urls
 
+    def shown(
+        self, images: Sequence[PlacedImage], body: Mapping[str, Any]
+    ) -> list[list[ShownImage]]:
+        """Return the images that each image or document of a prompt is: its selected pages.
+
+        Raises `RequestError` for an invalid document, pages that it does not have, and too many.
+        """
+        shown, total = [], 0
+        for image in images:
+            pages: Sequence[int] = (0,)
+            if self._image_support is not None:
+                most = self._image_support.limits.max_per_prompt
+                pages = _selected(image, self._document(image, body), most - total)
+                total += len(pages)
+                if total > most:
+                    hint = " Select fewer pages with `pages`." if len(pages) > 1 else ""
+                    self._refuse_more(image.place, most, hint)
+            shown.append([ShownImage(image.place, image.url, page) for page in pages])
+        return shown
+
     def decode(
         self,
-        images: Sequence[PlacedUrl],
+        images: Sequence[ShownImage],
         body: Mapping[str, Any],
-        decoded: dict[str, ResizedImage] | None = None,
+        decoded: DecodedImages | None = None,
     ) -> list[ResizedImage]:
         """Return a prompt's images, decoded and resized for the model, in their order.
 
-        `decoded` has the images by URL that other prompts of the body need, too. Raises
-        `RequestError` for an invalid image, and for any image if the model does not support images.
+        `decoded` has the images that other prompts of the body need, too. Raises `RequestError` for
+        an invalid image, and for any image if the model does not support images.
         """
-        fetched = body.get(FETCHED)
-        images_by_url: Mapping[str, bytes] = fetched if isinstance(fetched, FetchedImages) else {}
-        by_url: dict[str, ResizedImage] = {} if decoded is None else decoded
+        results: DecodedImages = {} if decoded is None else decoded
         self._check(images)
-        for place, url in images:
+        for image in images:
             assert self._image_support is not None
-            if url not in by_url:
-                by_url[url] = _decoded(place, url, images_by_url, self._image_support)
-        return [by_url[url] for _, url in images]
+            if image[1:] not in results:
+                data = self._data_of(image, body)
+                results[image[1:]] = _decoded(image, data, self._image_support)
+        return [results[image[1:]] for image in images]
+
+    def _document(self, image: PlacedImage, body: Mapping[str, Any]) -> bytes | None:
+        """Return the bytes of an image that may have pages, None for any other."""
+        # Imported here and below: most models never decode images, and start faster without Pillow.
+        from ..media.image_decoding import may_have_pages
+
+        if is_inline(image.url):  # most are decoded once
+            head = inline_head(image.url)
+            if len(head) >= _HEAD_BYTES and not may_have_pages(head):
+                return None
+        data = self._data_of(image, body)
+        return data if may_have_pages(data[:_HEAD_BYTES]) else None
+
+    def _data_of(self, image: PlacedImage | ShownImage, body: Mapping[str, Any]) -> bytes:
+        """Return the bytes of a fetched or inline image; raises `RequestError`."""
+        assert self._image_support is not None
+        fetched, place = body.get(FETCHED), image.place
+        if is_inline(image.url):
+            data = inline_bytes(image.url, IMAGE)
+        else:
+            data = fetched.get(image.url) if isinstance(fetched, FetchedImages) else None
+        if data is None:
+            raise RequestError(f"The image of `{place}` was not fetched.", param=place)
+        max_bytes = self._image_support.limits.max_bytes
+        if len(data) > max_bytes:
+            raise RequestError(f"`{place}` {too_large(IMAGE, max_bytes)}.", param=place)
+        return data
 
     def expand_marks(
         self, prompt: str, images: Sequence[ResizedImage], param: str = "messages"
@@ -165,12 +224,12 @@ class ImageInputs:
             done = place + 1
         return expanded + ids[done:], tuple(prompt_images)
 
-    def _check(self, images: Sequence[PlacedUrl]) -> None:
+    def _check(self, images: Sequence[PlacedImage | ShownImage]) -> None:
         """Refuse images for a blind model, and too many images."""
         if not images:
             return
         if self._image_support is None:
-            place = images[0][0]
+            place = images[0].place
             raise RequestError(
                 f"`{place}` is an image: this model does not support images.",
                 param=place,
@@ -178,12 +237,14 @@ class ImageInputs:
             )
         most = self._image_support.limits.max_per_prompt
         if len(images) > most:
-            place = images[most][0]
-            raise RequestError(
-                f"`{place}` exceeds the maximum number of images per request,"
-                f" {most} (--limit-mm-per-prompt).",
-                param=place,
-            )
+            self._refuse_more(images[most].place, most)
+
+    def _refuse_more(self, place: str, most: int, hint: str = "") -> NoReturn:
+        raise RequestError(
+            f"`{place}` exceeds the maximum number of images per request,"
+            f" {most} (--limit-mm-per-prompt).{hint}",
+            param=place,
+        )
 
     def _check_marks(self, count: int, images: Sequence[ResizedImage], param: str) -> None:
         if count < len(images):
@@ -200,26 +261,41 @@ class ImageInputs:
             )
 
 
-def _decoded(
-    place: str, url: str, images_by_url: Mapping[str, bytes], image_support: ImageSupport
-) -> ResizedImage:
-    # Imported here: most models never decode images, and start faster without Pillow.
-    from ..media.image_decoding import ImageRefused
+def _selected(image: PlacedImage, document: bytes | None, most: int) -> Sequence[int]:
+    """Return the selected pages of an image or a document, from 0; raises `RequestError`.
+
+    They are at most `most` + 1.
+    """
+    from ..media.image_decoding import count_images
+    from ..media.image_headers import ImageRefused
+
+    limit = most if image.pages is None else MAX_PAGES
+    try:
+        count = 1 if document is None else count_images(document, limit)
+    except ImageRefused as exc:
+        raise RequestError(f"The image of `{image.place}` {exc}.", param=image.place) from exc
+    if image.pages is None:
+        return range(count)
+    pages = list(islice(chain.from_iterable(page_ranges(image.pages)), most + 1))
+    if max(pages) > count:
+        raise RequestError(
+            f"The document of `{image.place}` has {count} pages: page {max(pages)} does not exist.",
+            param=image.place,
+        )
+    return [page - 1 for page in pages]
+
+
+def _decoded(image: ShownImage, data: bytes, image_support: ImageSupport) -> ResizedImage:
+    from ..media.image_headers import ImageRefused
     from ..media.image_resize import decode_and_resize
 
-    data = inline_bytes(url, IMAGE) if is_inline(url) else images_by_url.get(url)
-    if data is None:
-        raise RequestError(f"The image of `{place}` was not fetched.", param=place)
-    if len(data) > image_support.limits.max_bytes:
-        raise RequestError(
-            f"`{place}` {too_large(IMAGE, image_support.limits.max_bytes)}.", param=place
-        )
     try:
         return decode_and_resize(
             data,
             image_support.image_spec,
             max_pixels=image_support.limits.max_pixels,
             budget=image_support.decoding,
+            page=image.page,
         )
     except ImageRefused as exc:
-        raise RequestError(f"The image of `{place}` {exc}.", param=place) from exc
+        raise RequestError(f"The image of `{image.place}` {exc}.", param=image.place) from exc

@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar, TypeVarTuple
 
-from tidemill.net.fetch import ByteBudget, FetchFailed
+from tidemill.net.fetch import ByteBudget, Fetcher, FetchFailed, FetchLimits
 from tidemill.protocol.audio import FILE, FILE_URL
-from tidemill.protocol.errors import RequestError
+from tidemill.protocol.errors import InternalError, RequestError
 from tidemill.protocol.fetched_urls import fetched_urls
 from tidemill.protocol.in_flight import InFlightLimiter
+from tidemill.protocol.urls import is_object
 
+from ..config import ReadObject
 from .endpoint import BodyCheck, FetchStep
 
 # Limits on bodies, and on bytes of fetched media, that wait in memory to be prepared.
@@ -23,6 +25,20 @@ MAX_FETCHED_BYTES = 512 * 2**20
 Fetch = Callable[[str, ByteBudget], Awaitable[bytes]]
 _Value = TypeVar("_Value")
 _Arguments = TypeVarTuple("_Arguments")
+
+
+def fetch_from(limits: FetchLimits, read_object: ReadObject | None) -> Fetch:
+    """Return the fetch of media by URL; without `read_object` S3 objects are refused."""
+    fetcher = Fetcher(limits)
+
+    async def fetch(url: str, allowance: ByteBudget) -> bytes:
+        if not is_object(url):
+            return await fetcher.fetch(url, allowance)
+        if read_object is None:
+            raise FetchFailed("s3:// URLs are disabled (--allowed-media-buckets)")
+        return await read_object(url, limits.max_bytes, allowance)
+
+    return fetch
 
 
 async def in_thread(function: Callable[[*_Arguments], _Value], *arguments: *_Arguments) -> _Value:
@@ -84,9 +100,10 @@ class MediaFetcher:
         try:
             media[url] = await self._fetch(url, allowance)
         except FetchFailed as exc:
-            raise RequestError(
-                f"`{place}` could not be fetched: {exc}.", param=place, code="fetch_failed"
-            ) from exc
+            message = f"`{place}` could not be fetched: {exc}."
+            if exc.is_of_service:
+                raise InternalError(message, code="fetch_failed") from exc
+            raise RequestError(message, param=place, code="fetch_failed") from exc
 
 
 class RecordingFetcher:

@@ -1,7 +1,8 @@
 """Image decoding: bytes to pixels, within limits that are checked by the header first.
 
-PNG, JPEG, WebP, GIF (its first frame) and BMP are supported. Images are rotated by their EXIF data,
-and transparency becomes white, as in transformers and vLLM.
+PNG, JPEG, WebP, GIF (its first frame), BMP, TIFF (each page), AVIF, JPEG 2000, ICO (the largest
+image) and the pages of a PDF are supported. Images are rotated by their EXIF data, and transparency
+becomes white, as in transformers and vLLM.
 
 A few bytes can unfold to a gigabyte: `peak_bytes` computes the memory of decoding from the header.
 """
@@ -18,14 +19,31 @@ from io import BytesIO
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+from .image_headers import (
+    Damaged,
+    ImageRefused,
+    check_codestream,
+    check_tile,
+    count_pages,
+    icon_size,
+    is_icon,
+    is_tiff,
+    looks_like_tiff,
+)
+from .pdf import count_pdf_pages, is_pdf, pdf_peak_bytes, render_page
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "ICO")
+_FORMATS = "PNG, JPEG, WebP, GIF, BMP, TIFF, AVIF, JPEG 2000 or ICO"
 _SVG = re.compile(rb"\s*(<\?xml|<!--|<!DOCTYPE\s+svg|<svg)", re.IGNORECASE)
 _BOMS = b"\xef\xbb\xbf"
 
 # Measured, and rounded up: the decoder's own memory, the decoded image, and the converted one.
-_PEAK_BYTES_PER_PIXEL = {"WEBP": 18}
+_PEAK_BYTES_PER_PIXEL = {"WEBP": 18, "AVIF": 24, "JPEG2000": 32}
 _OTHER_PEAK_BYTES_PER_PIXEL = 12
 _STRIP_ROWS = 256
+_DAMAGED = "is damaged or truncated"
+_MAX_EXIF_BYTES = 2**16
+_WIDE_MODES = ("F", "I")
 
 # Sizes are checked here, before decoding, against Tidemill's limits.
 Image.MAX_IMAGE_PIXELS = None
@@ -33,39 +51,89 @@ Image.MAX_IMAGE_PIXELS = None
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
-class ImageRefused(Exception):
-    """An unreadable image; the message follows the words "the image"."""
+def may_have_pages(head: bytes) -> bool:
+    """Say whether data that begins with these 64 bytes may have several pages."""
+    return is_tiff(head) or is_pdf(head)
 
 
-def peak_bytes(data: bytes, *, max_pixels: int) -> int:
-    """Return the peak memory of decoding an image; raises `ImageRefused`."""
-    with _opened(data, max_pixels) as image:
+def count_images(data: bytes, limit: int) -> int:
+    """Return the number of images in data, the pages of a TIFF or PDF; raises `ImageRefused`.
+
+    It is at most `limit` + 1. Nothing is decoded.
+    """
+    if is_pdf(data):
+        return min(count_pdf_pages(data), limit + 1)
+    try:
+        return count_pages(data, limit) if is_tiff(data) else 1
+    except Damaged as exc:
+        raise ImageRefused(_DAMAGED) from exc
+
+
+def peak_bytes(data: bytes, *, max_pixels: int, page: int = 0) -> int:
+    """Return the peak memory of decoding a page of an image; raises `ImageRefused`."""
+    if is_pdf(data):
+        return pdf_peak_bytes(data, page, max_pixels=max_pixels)
+    if is_icon(data):  # which Pillow decodes when it is opened
+        width, height = _checked_icon_size(data, max_pixels)
+        return width * height * _OTHER_PEAK_BYTES_PER_PIXEL
+    with _opened(data, max_pixels, page) as image:
         width, height = image.size
         per_pixel = _PEAK_BYTES_PER_PIXEL.get(image.format or "", _OTHER_PEAK_BYTES_PER_PIXEL)
         return width * height * per_pixel
 
 
-def decode(data: bytes, *, max_pixels: int) -> Image.Image:
-    """Return an image upright and in RGB; raises `ImageRefused`."""
-    with _opened(data, max_pixels) as image:
+def decode(data: bytes, *, max_pixels: int, page: int = 0) -> Image.Image:
+    """Return a page of an image, counted from 0, upright and in RGB; raises `ImageRefused`."""
+    if is_pdf(data):
+        return render_page(data, page, max_pixels=max_pixels)
+    with _opened(data, max_pixels, page) as image:
         image.load()
+        _check_size(image.size, max_pixels)
         _turn_upright(image)
         return _plain(image)
 
 
 @contextmanager
-def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
+def _opened(data: bytes, max_pixels: int, page: int) -> Iterator[Image.Image]:
     """Yield an image after reading its header only; any failure is an `ImageRefused`."""
     try:
+        if looks_like_tiff(data):
+            count_pages(data, page)
+        elif is_icon(data):
+            _checked_icon_size(data, max_pixels)
         with Image.open(BytesIO(data), formats=FORMATS) as opened:
+            if page:
+                opened.seek(page)
             _check_size(opened.size, max_pixels)
+            _check_content(opened, data, max_pixels)
             yield opened
     except ImageRefused:
         raise
     except UnidentifiedImageError as exc:
         raise ImageRefused(_unknown(data)) from exc
     except Exception as exc:  # malicious bytes may make its decoders fail in any way
-        raise ImageRefused("is damaged or truncated") from exc
+        raise ImageRefused(_DAMAGED) from exc
+
+
+def _check_content(image: Image.Image, data: bytes, max_pixels: int) -> None:
+    """Raise for an image that is larger than its file states, or has unsupported samples."""
+    match image.format:
+        case "JPEG2000":
+            check_codestream(data, image.size)
+        case "TIFF":
+            check_tile(getattr(image, "tag_v2", None), max_pixels)
+            if image.mode in _WIDE_MODES:
+                raise ImageRefused("has 32 bits per sample: convert it to 8 or 16")
+
+
+def _checked_icon_size(data: bytes, max_pixels: int) -> tuple[int, int]:
+    """Return the size of the largest image in an ICO; raises `ImageRefused`."""
+    try:
+        size = icon_size(data)
+    except Damaged as exc:
+        raise ImageRefused(_DAMAGED) from exc
+    _check_size(size, max_pixels)
+    return size
 
 
 def _check_size(size: tuple[int, int], max_pixels: int) -> None:
@@ -79,11 +147,13 @@ def _unknown(data: bytes) -> str:
         return "is empty"
     if _SVG.match(data.removeprefix(_BOMS)):
         return "is an SVG, which is not supported: convert it to PNG"
-    return "is not a PNG, JPEG, WebP, GIF or BMP"
+    return f"is not a {_FORMATS}"
 
 
 def _turn_upright(image: Image.Image) -> None:
     """Rotate an image by its EXIF; invalid EXIF is ignored."""
+    if len(image.info.get("exif", b"")) > _MAX_EXIF_BYTES:  # each entry copies its bytes
+        return
     with suppress(OSError, SyntaxError, ValueError, TypeError, KeyError, struct.error, Warning):
         ImageOps.exif_transpose(image, in_place=True)
 

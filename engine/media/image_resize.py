@@ -13,7 +13,8 @@ from tidemill.protocol.in_flight import MemoryBudget
 
 from ..heap_trim import trim_heap
 from ..scheduling.images import ImageSpec, PromptImage
-from .image_decoding import ImageRefused, decode, peak_bytes
+from .image_decoding import decode, peak_bytes
+from .image_headers import ImageRefused
 
 _LARGE_BYTES = 64 * 2**20
 
@@ -38,15 +39,15 @@ class ResizedImage:
 
 
 def decode_and_resize(
-    data: bytes, image_spec: ImageSpec, *, max_pixels: int, budget: MemoryBudget
+    data: bytes, image_spec: ImageSpec, *, max_pixels: int, budget: MemoryBudget, page: int = 0
 ) -> ResizedImage:
-    """Return an image's bytes decoded and resized for a model; raises `ImageRefused`.
+    """Return a page of an image decoded and resized for a model; raises `ImageRefused`.
 
     Blocks until the memory budget has room for the decoded image.
     """
-    num_bytes = peak_bytes(data, max_pixels=max_pixels)
+    num_bytes = peak_bytes(data, max_pixels=max_pixels, page=page)
     with budget.reserve(num_bytes):
-        resized = _resized(decode(data, max_pixels=max_pixels), image_spec)
+        resized = _resized(decode(data, max_pixels=max_pixels, page=page), image_spec)
         if num_bytes >= _LARGE_BYTES:
             trim_heap()  # otherwise this thread's arena would retain it during the next image
         return resized

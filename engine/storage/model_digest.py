@@ -25,7 +25,7 @@ _SPEED_ONLY: Final = frozenset(
     {
         *("model", "lora_modules", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory"),
         *("steps_ahead", "admission", "deduplication", "kv_forecast", "max_loras"),
-        *("max_logprobs", "speculative_decoding"),
+        *("max_logprobs", "speculative_decoding", "read_object"),
     }
 )
 """Settings that do not affect results, or that are included separately."""

@@ -8,14 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tidemill.net.fetch import Fetcher
 from tidemill.protocol.contract import EngineError
 
 from ..config import EngineConfig
 from ..endpoints import text_endpoints, token_endpoints
 from ..endpoints.endpoint import Endpoint
 from ..endpoints.image_inputs import ImageSupport
-from ..endpoints.media_fetch import MediaFetcher
+from ..endpoints.media_fetch import MediaFetcher, fetch_from
 from ..loop.assembly import make_core, measured_room
 from ..loop.generation import GenerationCore
 from ..model.families.overridden_config import read_overridden_config
@@ -127,8 +126,8 @@ def _image_support(
             f"{' and '.join(_BREAKS)} as tokens {image_spec.breaks}"
         )
         return None, (note,)
-    fetcher = Fetcher(replace(config.fetching, max_bytes=limits.max_bytes))
-    return ImageSupport(image_spec, limits, MediaFetcher(fetcher.fetch, limits.max_bytes)), ()
+    fetch = fetch_from(replace(config.fetching, max_bytes=limits.max_bytes), config.read_object)
+    return ImageSupport(image_spec, limits, MediaFetcher(fetch, limits.max_bytes)), ()
 
 
 def load_text_model(

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tidemill.net.fetch import Fetcher
-
 from ..config import EngineConfig
 from ..endpoints import SpeechModel, speech_endpoints
+from ..endpoints.media_fetch import fetch_from
 from ..errors import ModelRefused
 from ..kernels.backends import limit_torch_threads
 from ..loop.cuda_graphs import capture_on
@@ -69,7 +68,7 @@ class SpeechTask:
             max_seconds=config.max_audio_seconds,
             seed=config.seed,
         )
-        endpoints = speech_endpoints(speech, Fetcher(config.fetching).fetch)
+        endpoints = speech_endpoints(speech, fetch_from(config.fetching, config.read_object))
         return LoadedTask(engine, endpoints, model.device, notes=model.notes)
 
 

@@ -21,12 +21,13 @@ from ..console.terminal import log
 from ..extras import not_installed, require_extras
 from .adapters import local_adapters, lora_modules
 from .demo_model import demo_model
+from .media_objects import ObjectReader
 from .options import EngineOptions
 from .weights import VARIABLE as WEIGHTS_CACHE
 from .weights import local_model, log_progress, s3_addresses, throttled
 
 if TYPE_CHECKING:
-    from tidemill.engine.config import EngineConfig, ImageLimits
+    from tidemill.engine.config import EngineConfig, ImageLimits, ReadObject
     from tidemill.net.fetch import FetchLimits
     from tidemill.protocol.contract import Online, Served
 
@@ -262,10 +263,16 @@ def engine_config(options: EngineOptions) -> EngineConfig:
             speculative_decoding=not options.no_speculative_decoding,
             batch_invariant=options.batch_invariant,
             mm_processor_kwargs=json.loads(options.mm_processor_kwargs or "{}"),
+            read_object=_read_object(options),
             **given,
         )
     except EngineError as exc:
         raise Refused(str(exc)) from exc
+
+
+def _read_object(options: EngineOptions) -> ReadObject | None:
+    allowed = options.allowed_media_buckets
+    return ObjectReader(allowed) if allowed else None
 
 
 def _fetch_limits(options: EngineOptions) -> FetchLimits:

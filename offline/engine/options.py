@@ -29,6 +29,7 @@ _DTYPES = {
 _LISTS = {
     "served_model_names": "--served-model-name",
     "allowed_media_domains": "--allowed-media-domains",
+    "allowed_media_buckets": "--allowed-media-buckets",
     "lora_modules": "--lora-modules",
 }
 
@@ -65,6 +66,7 @@ class EngineOptions:
     tensor_parallel_size: int | None = None
     seed: int = 0
     allowed_media_domains: tuple[str, ...] = ()
+    allowed_media_buckets: tuple[str, ...] = ()
     max_audio_clip_filesize_mb: int | None = None
     max_audio_decode_duration_s: int | None = None
     audio_fetch_timeout: int | None = None
@@ -273,6 +275,15 @@ def _add_media_flags(parser: argparse.ArgumentParser) -> None:
         metavar="HOST",
         help="download only from these hosts (default: any public host)",
     )
+    add(
+        "--allowed-media-buckets",
+        nargs="+",
+        type=_bucket_path,
+        default=(),
+        metavar="BUCKET",
+        help="read s3:// URLs with your AWS credentials from BUCKET or BUCKET/PREFIX, * for any "
+        "(default: * to run local or S3 input, else none)",
+    )
     for name, unit, what in (
         ("max-audio-clip-filesize-mb", "MIB", "limit the size of a recording (default: 25 MiB)"),
         (
@@ -338,6 +349,14 @@ def _host_name(text: str) -> str:
                 f"{text!r} is not a host: use a full name, such as files.example.com"
             ) from None
     return text
+
+
+def _bucket_path(text: str) -> str:
+    """Return a bucket, perhaps with a prefix, without `s3://`; raises ArgumentTypeError."""
+    path = text.removeprefix("s3://")
+    if path != "*" and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]+(/.*)?", path):
+        raise argparse.ArgumentTypeError(f"{text!r} is not BUCKET, BUCKET/PREFIX or *")
+    return path
 
 
 def _json_object(text: str) -> str:

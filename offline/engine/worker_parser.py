@@ -32,6 +32,7 @@ def check_worker_flags(flags: Sequence[str]) -> None:
     parser = Parser(prog="tidemill worker", add_help=False, allow_abbrev=False)
     settings = add_worker_flags(parser)
     parsed = vars(parse_known(parser, flags))
+    check_media_buckets(parsed["allowed_media_buckets"])
     given = {name: parsed[name] for name in settings if parsed[name] is not None}
     from pydantic import ValidationError
 
@@ -41,6 +42,15 @@ def check_worker_flags(flags: Sequence[str]) -> None:
         read_config({}, {"queue": "the model's", **given})
     except ValidationError as exc:
         raise Refused("; ".join(setting_errors(exc.errors()))) from exc
+
+
+def check_media_buckets(given: Sequence[str]) -> None:
+    """Raise Refused for buckets of media: a worker reads only its own bucket."""
+    if given:
+        raise Refused(
+            "--allowed-media-buckets does not apply to a worker, which reads only media/ of its "
+            "bucket: remove it"
+        )
 
 
 def setting_errors(errors: Sequence[Mapping[str, Any]]) -> list[str]:

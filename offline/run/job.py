@@ -88,7 +88,7 @@ def replicas(
 ) -> Iterator[EngineReplicas]:
     """Yield the engines of a run, not yet started, with their weights on this machine."""
     with held_weights(config, options.weights_cache) as here:
-        command = engine_command(with_weights(options, here, names))
+        command = engine_command(with_weights(options.with_media_buckets(), here, names))
         command += [*default_arguments(options.defaults), f"--dialect={options.dialect}"]
         yield EngineReplicas(
             replica_commands(command, options, num_engines(options)),
@@ -147,7 +147,7 @@ def _run_job(
     _check_calibration(options)
     num_engines(options)  # before the file is read
     template, names = chat_template(options), served_names(options)
-    config = engine_config(options)
+    config = engine_config(options.with_media_buckets())
     tally, launched, limit = Tally(options.shard), time.monotonic(), options.seconds_limit
     with ExitStack() as stack:
         stack.enter_context(rare_collections())

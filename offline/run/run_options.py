@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from ..arguments.argument_types import S3Folder
 from ..arguments.cascade_flags import CascadeOptions
@@ -13,6 +13,8 @@ from ..arguments.defaults import Defaults
 from ..console.errors import Refused
 from ..engine.data_parallel import DataParallelSize
 from ..engine.options import EngineOptions
+from ..files.paths import STANDARD_STREAM, is_path
+from ..files.s3_object import is_s3
 from ..files.shard import Shard
 from ..files.table_options import TableOptions
 from .reuse_flags import check_reuse
@@ -78,6 +80,17 @@ class RunOptions(EngineOptions):
         if self.table is None or self.stage is not None:
             return Path(self.output_file)
         return self.table.output
+
+    def with_media_buckets(self) -> Self:
+        """Return the options for engines, which may read all of the user's buckets by default.
+
+        The default does not apply to an input from the web, whose URLs are not the user's.
+        """
+        name = self.input_file
+        is_own = name == STANDARD_STREAM or is_path(name) or is_s3(name)
+        if self.allowed_media_buckets or not is_own:
+            return self
+        return replace(self, allowed_media_buckets=("*",))
 
     @property
     def seconds_limit(self) -> float | None:

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from ..fields import Text, text_or_list_of
-from ..parts import CheckedUrl
+from ..page_ranges import Pages
+from ..parts import CheckedUrl, FileSource
 from .custom_tools import arguments_of
 
 _TEXT_TYPES = ("input_text", "output_text", "text")
@@ -22,7 +23,9 @@ def _absent(value: object) -> object:
 
 def _other_part(kind: str) -> str:
     del kind
-    raise ValueError("must be 'input_text' or 'input_image': other types are not supported")
+    raise ValueError(
+        "must be 'input_text', 'input_image' or 'input_file': other types are not supported"
+    )
 
 
 def _other_item(kind: str) -> str:
@@ -58,6 +61,13 @@ class ImagePart(_Item):
     image_url: CheckedUrl
 
 
+class FilePart(FileSource):
+    """Document whose `pages` the model sees as images."""
+
+    type: Literal["input_file"]
+    pages: Pages | None = None
+
+
 class _OtherPart(BaseModel):
     type: Annotated[str, AfterValidator(_other_part)]
 
@@ -66,6 +76,8 @@ def _form_of_part(value: object) -> str:
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "input_image":
         return "<image>"
+    if kind == "input_file":
+        return "<file>"
     if kind == "refusal":
         return "<refusal>"
     return "<other>" if isinstance(kind, str) and kind not in _TEXT_TYPES else "<text>"
@@ -74,6 +86,7 @@ def _form_of_part(value: object) -> str:
 Part = Annotated[
     Annotated[TextPart, Tag("<text>")]
     | Annotated[ImagePart, Tag("<image>")]
+    | Annotated[FilePart, Tag("<file>")]
     | Annotated[RefusalPart, Tag("<refusal>")]
     | Annotated[_OtherPart, Tag("<other>")],
     Discriminator(_form_of_part),
@@ -267,8 +280,10 @@ def _content(content: str | list[Any]) -> str | list[dict[str, Any]]:
     return parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts
 
 
-def _chat_part(part: TextPart | RefusalPart | ImagePart) -> dict[str, Any]:
+def _chat_part(part: TextPart | RefusalPart | ImagePart | FilePart) -> dict[str, Any]:
     match part:
+        case FilePart():
+            return {"type": "file", "file": {"file_url": part.url}, "pages": part.pages}
         case ImagePart():
             return {"type": "image_url", "image_url": {"url": part.image_url}}
         case RefusalPart():

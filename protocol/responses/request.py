@@ -24,10 +24,11 @@ from pydantic_core import to_json
 from ..chat import ChatCompletionRequest
 from ..errors import RequestError
 from ..fields import NumLogprobs, Text, Whole, few_fields, text_or_list_of
+from ..parts import PlacedImage
 from ..unsupported import CHAT
 from ..validation import parse, refuse_unsupported, short_repr
 from .custom_tools import chat_function
-from .input_items import ChatMessages, ImagePart, Item
+from .input_items import ChatMessages, FilePart, ImagePart, Item
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -237,15 +238,17 @@ class ResponsesRequest(BaseModel):
             param = pattern.sub(own, param)
         return param
 
-    def images(self) -> list[tuple[str, str]]:
-        """Return the path of each image of a message or of an output, and its URL."""
+    def images(self) -> list[PlacedImage]:
+        """Return the images and documents of messages and outputs."""
         return [
-            (f"input.{index}.{name}.{place}", part.image_url)
+            PlacedImage(f"input.{index}.{name}.{place}", part.image_url)
+            if isinstance(part, ImagePart)
+            else PlacedImage(f"input.{index}.{name}.{place}", part.url, part.pages)
             for index, item in enumerate(self.input if isinstance(self.input, list) else ())
             for name in ("content", "output")
             if isinstance(parts := getattr(item, name, None), list)
             for place, part in enumerate(parts)
-            if isinstance(part, ImagePart)
+            if isinstance(part, ImagePart | FilePart)
         ]
 
 

@@ -118,6 +118,10 @@ def _part(block: Any) -> Any:
             return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
         case {"type": "image", "source": {"type": "url", "url": url}}:
             return {"type": "image_url", "image_url": {"url": url}}
+        case {"type": "document", "source": {"type": "base64", "media_type": kind, "data": data}}:
+            return {"type": "file", "file": {"file_data": f"data:{kind};base64,{data}"}}
+        case {"type": "document", "source": {"type": "url", "url": url}}:
+            return {"type": "file", "file": {"file_url": url}}
         case {"type": "document", "source": {"type": "text", "data": str(text)}}:
             about = [block.get(name) for name in ("title", "context")]
             texts = [*(each for each in about if isinstance(each, str)), text]

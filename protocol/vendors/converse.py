@@ -87,6 +87,9 @@ def _block(block: Any) -> Any:
         case {"image": {"format": kind, "source": {"bytes": data}}}:
             source = {"type": "base64", "media_type": f"image/{kind}", "data": data}
             return {"type": "image", "source": source}
+        case {"document": {"format": "pdf", "source": {"bytes": data}}}:
+            source = {"type": "base64", "media_type": "application/pdf", "data": data}
+            return {"type": "document", "source": source}
         case {"toolUse": {"toolUseId": call_id, "name": name, "input": given}}:
             return {"type": "tool_use", "id": call_id, "name": name, "input": given}
         case {"toolResult": {"toolUseId": call_id, "content": content} as result}:

@@ -99,6 +99,7 @@ ROLES = {
         BUCKET: "s3:ListBucket",
         INPUT: "s3:GetObject GetObjectVersion",
         FILES: "s3:GetObject GetObjectVersion",
+        f"{BUCKET}/media/*": "s3:GetObject GetObjectVersion",
         IN_FLIGHT: OBJECT,
     },
 }

@@ -19,7 +19,7 @@ from tidemill.offline.extras import MODULES, require_extras
 ROOT = Path(__file__).parents[2]
 PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
-OPTIONAL = ("datasets", "delta", "iceberg", "daft", "spark", "ray")
+OPTIONAL = ("pdf", "datasets", "delta", "iceberg", "daft", "spark", "ray")
 """Extras that nothing else needs, and that an environment of tests may lack."""
 
 

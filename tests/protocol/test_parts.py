@@ -11,6 +11,7 @@ from tests.net.inside import ADDRESSES
 from tidemill.protocol.chat import ChatCompletionRequest
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.messages import has_images
+from tidemill.protocol.page_ranges import page_ranges
 from tidemill.protocol.requests import check_request, read_body
 from tidemill.protocol.urls import MAX_INLINE_BYTES
 
@@ -26,6 +27,11 @@ def body(*parts: Any) -> dict[str, Any]:
 def image(url: Any = DATA, **fields: Any) -> dict[str, Any]:
     """Return an image part."""
     return {"type": "image_url", "image_url": {"url": url, **fields}}
+
+
+def document(**source: Any) -> dict[str, Any]:
+    """Return a file part."""
+    return {"type": "file", "file": source}
 
 
 def fault(*parts: Any) -> tuple[str | None, str]:
@@ -53,12 +59,12 @@ def test_a_detail_is_accepted(detail: str | None) -> None:
     check_request(URL, body(image(detail=detail)), None)
 
 
-@pytest.mark.parametrize("kind", ["video_url", "input_audio", "audio_url", "file", ""])
+@pytest.mark.parametrize("kind", ["video_url", "input_audio", "audio_url", "input_file", ""])
 def test_parts_of_other_types_are_refused_by_name(kind: str) -> None:
     """The message lists the supported types and no other errors."""
     param, words = fault({"type": kind, kind: {"url": DATA}})
     assert param == "messages.0.content.0.type"
-    assert "must be 'text' or 'image_url'" in words
+    assert "must be 'text', 'image_url' or 'file'" in words
     assert "also invalid" not in words
 
 
@@ -75,6 +81,24 @@ def test_parts_of_other_types_are_refused_by_name(kind: str) -> None:
         (image("data:image/png,AAAA"), "image_url.url"),
         (image("data:image/png;base64,???"), "image_url.url"),
         (image(detail="medium"), "image_url.detail"),
+        ({"type": "file"}, "file"),
+        ({"type": "file", "file": DATA}, "file"),
+        ({"type": "file", "file": {}}, "file"),
+        ({"type": "file", "file": {"filename": "a.pdf"}}, "file"),
+        (document(file_id="file-1"), "file.file_id"),
+        (document(file_data=DATA, file_url=DATA), "file"),
+        (document(file_data="JVBERi0="), "file.file_data"),
+        (document(file_data=5), "file.file_data"),
+        (document(file_url="http://localhost/a.pdf"), "file.file_url"),
+        ({**document(file_data=DATA), "pages": 3}, "pages"),
+        ({**document(file_data=DATA), "pages": [1]}, "pages"),
+        ({**document(file_data=DATA), "pages": ""}, "pages"),
+        ({**document(file_data=DATA), "pages": "0"}, "pages"),
+        ({**document(file_data=DATA), "pages": "3-1"}, "pages"),
+        ({**document(file_data=DATA), "pages": "1-"}, "pages"),
+        ({**document(file_data=DATA), "pages": "1,,2"}, "pages"),
+        ({**document(file_data=DATA), "pages": "1" * 7}, "pages"),
+        ({**document(file_data=DATA), "pages": "1," * 5_000 + "1"}, "pages"),
         ({"type": 5}, "type"),
         ({"text": "a"}, "type"),
         ("a", ""),
@@ -114,3 +138,18 @@ def test_inline_images_are_limited() -> None:
 def test_images_are_detected_in_any_body(content: Any, *, expected: bool) -> None:
     """The body may be valid or not."""
     assert has_images(content) is expected
+
+
+def test_pages_of_a_document_are_selected_in_order() -> None:
+    """A file part may have a URL or data under either name."""
+    parts = [
+        {**document(file_data=DATA), "pages": "7, 1-3"},
+        document(file_url="s3://bucket/a.pdf"),
+    ]
+    [message] = read_body(ChatCompletionRequest, body(*parts)).messages
+    assert [(part.url, part.pages) for _, part in message.images()] == [
+        (DATA, "7, 1-3"),
+        ("s3://bucket/a.pdf", None),
+    ]
+    assert [*map(list, page_ranges("7, 1-3,2"))] == [[7], [1, 2, 3], [2]]
+    assert has_images(body(parts[0]))

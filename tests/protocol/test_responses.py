@@ -223,5 +223,17 @@ def test_parts_of_joined_items_have_their_own_places() -> None:
         with pytest.raises(RequestError) as caught, request.own_names():
             raise RequestError(f"`{chat}` is wrong.", param=chat)
         assert (caught.value.param, caught.value.message) == (own, f"`{own}` is wrong.")
-    assert request.images() == [("input.4.output.0", IMAGE["image_url"])]
+    assert request.images() == [("input.4.output.0", IMAGE["image_url"], None)]
     assert parsed(input=[{"role": "user", "content": "x" * 9}]).images() == []
+
+
+def test_a_file_is_a_document_of_the_chat() -> None:
+    """Its pages are selected by the part."""
+    url = "https://example.com/a.pdf"
+    part = {"type": "input_file", "file_url": url, "filename": "a.pdf", "pages": "2-3"}
+    request = parsed(
+        input=[{"role": "user", "content": [part, {"type": "input_text", "text": "?"}]}]
+    )
+    assert request.images() == [("input.0.content.0", url, "2-3")]
+    [(place, document)] = request.chat.messages[0].images()
+    assert (place, document.url, document.pages) == (0, url, "2-3")

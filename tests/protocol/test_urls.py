@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.protocol import urls as module
-from tidemill.protocol.urls import inline_bytes
+from tidemill.protocol.urls import inline_bytes, inline_head
 
 
 def read(text: str) -> bytes | None:
@@ -43,3 +43,14 @@ def test_invalid_base64_is_invalid_in_pieces_too(text: str, size: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(module, "_PIECE_CHARS", size)
         assert read(text) == expected
+
+
+@pytest.mark.parametrize("size", [0, 1, 50, 5_000])
+@pytest.mark.parametrize("space", ["", "\n"])
+def test_the_head_of_a_data_url_is_the_start_of_its_data(size: int, space: str) -> None:
+    """White space may be anywhere."""
+    data = bytes(range(250)) * 20
+    text = space.join(b64encode(data[:size]).decode())
+    head = inline_head(f"data:image/png;base64,{text}")
+    assert data.startswith(head)
+    assert len(head) >= min(size - size % 3, 48)

@@ -22,13 +22,14 @@ from tidemill.protocol.decisions.questions import Answer, Decision, Image, Part,
 from tidemill.protocol.decisions.systemone_body import SystemOneRequest
 from tidemill.protocol.errors import InternalError
 from tidemill.protocol.fetched_urls import has_decision_images
+from tidemill.protocol.parts import PlacedImage
 
 from ...parsers.registry import ParserSet
 from ...scheduling.sequence import Sampling, SequenceRequest, SequenceResult
 from ...text.label_tokens import Path
 from ...text.text_model import TextModel
 from ..endpoint import Prepared, RequestMetadata
-from ..image_inputs import ImageInputs, ImageSupport, PlacedUrl
+from ..image_inputs import DecodedImages, ImageInputs, ImageSupport
 from ..prompt_tokens import PromptTokenizer
 from ..request_bounds import check_prompt_chars, check_prompt_tokens
 from .orders import decision_seed, mean_answers
@@ -122,14 +123,16 @@ class NextTokenReader:
         questions = decision.parsed_questions
         texts, num_chars = list[str](), 0
         images: list[list[ResizedImage]] = []
-        decoded: dict[str, ResizedImage] = {}
+        decoded: DecodedImages = {}
         shared: list[Part] | None = None
         for read, content in zip(
             reads, self._prompts.contents(decision, questions, reads), strict=True
         ):
             if content is not shared:
-                shown = self._images.decode(_placed(content), body, decoded)
-                rendered = self._prompts.rendered(decision, content, metadata)
+                placed = self._images.shown(_placed(content), body)
+                shown = self._images.decode([*chain.from_iterable(placed)], body, decoded)
+                pages = _with_pages(content, [*map(len, placed)])
+                rendered = self._prompts.rendered(decision, pages, metadata)
                 shared = content
             text = rendered + self._prompts.lead(decision, questions, read)
             if not texts:  # all others have the same input
@@ -188,11 +191,17 @@ class NextTokenReader:
         )
 
 
-def _placed(content: Iterable[Part]) -> list[PlacedUrl]:
-    return [(part.place, part.url) for part in content if isinstance(part, Image)]
+def _placed(content: Iterable[Part]) -> list[PlacedImage]:
+    return [PlacedImage(part.place, part.url) for part in content if isinstance(part, Image)]
 
 
-def _placed_urls(decision: Decision) -> list[PlacedUrl]:
+def _with_pages(content: Iterable[Part], counts: Iterable[int]) -> list[Part]:
+    """Return content with as many copies of each image as it has pages."""
+    left = iter(counts)
+    return [part for part in content for _ in range(next(left) if isinstance(part, Image) else 1)]
+
+
+def _placed_urls(decision: Decision) -> list[PlacedImage]:
     """Return all images of a decision."""
     of_questions = chain.from_iterable(
         question.instructions for question in decision.parsed_questions

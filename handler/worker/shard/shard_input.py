@@ -19,6 +19,7 @@ from ...observability import logger
 from ..context.context import WorkerContext
 from .claim import Claim
 from .lease import Lease, guarded
+from .media_access import refuse_media
 from .rows import compact
 
 # A longer shard is a single line, of which only the digest is stored.
@@ -92,6 +93,11 @@ class ShardInput:
         if len(lines) != shard.num_rows:
             raise ObjectChanged(f"the shard has {len(lines)} lines, not {shard.num_rows}")
         return lines
+
+    async def refuse_media(self, lines: Sequence[RawLine]) -> dict[int, FinishedRow]:
+        """Return the rows of lines that name an object in S3 which the tenant may not read."""
+        bucket = self._context.deployment.bucket.name
+        return await asyncio.to_thread(refuse_media, lines, self._batch.tenant, bucket)
 
     async def reuse_results(self, lines: Sequence[RawLine]) -> Collection[FinishedRow]:
         """Return the rows of those lines that have a stored result."""

@@ -232,6 +232,11 @@ class ShardRun:
                 to_run.append(line)
             else:
                 self._add(unrun)
+        refused = await self._input.refuse_media(to_run)
+        if refused:
+            for row in refused.values():
+                self._add(row)
+            to_run = [line for line in to_run if line.number not in refused]
         reused = await self._input.reuse_results([self.cascade.line_of(line) for line in to_run])
         by_number = {line.number: line for line in to_run} if reused else {}
         for row in reused:

@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tidemill.engine.media.image_decoding import ImageRefused, decode, peak_bytes
+from tidemill.engine.media.image_decoding import (
+    FORMATS,
+    count_images,
+    decode,
+    peak_bytes,
+)
+from tidemill.engine.media.image_headers import ImageRefused
 
 ROOMY = 2**20
 
@@ -40,12 +46,23 @@ def pixels(data: bytes) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize(
     ("form", "options"),
-    [("PNG", {}), ("BMP", {}), ("WEBP", {"lossless": True}), ("JPEG", {"quality": 100})],
+    [
+        ("PNG", {}),
+        ("BMP", {}),
+        ("WEBP", {"lossless": True}),
+        ("JPEG", {"quality": 100}),
+        ("TIFF", {}),
+        ("TIFF", {"compression": "tiff_lzw", "big_tiff": True}),
+        ("AVIF", {"quality": 100, "subsampling": "4:4:4"}),
+        ("JPEG2000", {}),
+        ("JPEG2000", {"no_jp2": True}),
+        ("ICO", {"sizes": [(6, 4)]}),
+    ],
 )
 def test_formats_are_read_by_their_bytes(form: str, options: dict[str, Any]) -> None:
-    """The pixels are equal, except for one lossy format."""
+    """The pixels are equal, except for lossy formats."""
     got = pixels(encoded(ramp(), form, **options)).astype(int)
-    assert np.abs(got - np.asarray(ramp())).max() <= (12 if form == "JPEG" else 0)
+    assert np.abs(got - np.asarray(ramp())).max() <= (12 if form in ("JPEG", "AVIF") else 0)
 
 
 @pytest.mark.parametrize("form", ["GIF", "WEBP"])
@@ -57,8 +74,9 @@ def test_the_first_picture_of_an_animation_is_used(form: str) -> None:
     assert pixels(data)[4, 4].tolist() == [255, 0, 0]
 
 
+@pytest.mark.parametrize("form", ["PNG", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_an_image_is_rotated_by_its_exif(orientation: int) -> None:
+def test_an_image_is_rotated_by_its_exif(orientation: int, form: str) -> None:
     """Viewers do the same."""
     upright = np.asarray(ramp())
     lying = {
@@ -73,8 +91,16 @@ def test_an_image_is_rotated_by_its_exif(orientation: int) -> None:
     }[orientation]
     exif = Image.Exif()
     exif[0x0112] = orientation
-    data = encoded(Image.fromarray(np.ascontiguousarray(lying)), "PNG", exif=exif)
+    data = encoded(Image.fromarray(np.ascontiguousarray(lying)), form, exif=exif)
     assert np.array_equal(pixels(data), upright)
+
+
+def test_a_long_exif_rotates_nothing() -> None:
+    """Its entries may repeat the same bytes without end."""
+    exif = Image.Exif()
+    exif[0x0112], exif[0x927C] = 6, b"x" * 2**16
+    data = encoded(ramp(), "PNG", exif=exif)
+    assert np.array_equal(pixels(data), np.asarray(ramp()))
 
 
 def test_an_unreadable_exif_rotates_nothing() -> None:
@@ -103,10 +129,11 @@ def test_every_mode_becomes_rgb(mode: str) -> None:
     assert np.array_equal(pixels(encoded(image, "PNG")), np.asarray(image.convert("RGB")))
 
 
-def test_the_upper_eight_of_sixteen_bits_are_used() -> None:
+@pytest.mark.parametrize("form", ["PNG", "TIFF", "JPEG2000"])
+def test_the_upper_eight_of_sixteen_bits_are_used(form: str) -> None:
     """Pillow would clip all bright values."""
     levels = np.array([[0, 255, 256, 0x8000, 0xFFFF]], np.uint16)
-    got = pixels(encoded(Image.fromarray(levels), "PNG"))
+    got = pixels(encoded(Image.fromarray(levels), form))
     assert got[0, :, 0].tolist() == [0, 0, 1, 128, 255]
 
 
@@ -139,14 +166,14 @@ def test_an_svg_is_rejected_by_name(text: bytes) -> None:
         decode(text, max_pixels=ROOMY)
 
 
-@pytest.mark.parametrize("data", [b"", b"hello", b"\x00" * 100, b"<html></html>", b"%PDF-1.7"])
+@pytest.mark.parametrize("data", [b"", b"hello", b"\x00" * 100, b"<html></html>"])
 def test_data_that_is_not_an_image_is_rejected(data: bytes) -> None:
     """The message lists the supported formats."""
     with pytest.raises(ImageRefused, match=r"is empty|is not a PNG"):
         decode(data, max_pixels=ROOMY)
 
 
-@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+@pytest.mark.parametrize("form", FORMATS)
 def test_damaged_images_raise_no_other_error(form: str) -> None:
     """A truncated or changed image is decoded or rejected."""
     rng = random.Random(0)
@@ -183,3 +210,115 @@ def test_an_image_on_white_is_the_same_in_strips(mode: str) -> None:
     white = Image.new("RGBA", reopened.size, (255, 255, 255, 255))
     expected = Image.alpha_composite(white, reopened).convert("RGB")
     assert np.array_equal(pixels(data), np.asarray(expected))
+
+
+def test_transparency_of_other_formats_becomes_white() -> None:
+    """Alpha is a channel of each."""
+    clear = Image.new("RGBA", (8, 8), (0, 0, 200, 0))
+    for form in ("TIFF", "AVIF", "JPEG2000", "ICO"):
+        options: dict[str, Any] = {"sizes": [(8, 8)]} if form == "ICO" else {}
+        assert pixels(encoded(clear, form, **options))[4, 4].tolist() == [255] * 3
+
+
+def pages(count: int, **options: Any) -> bytes:
+    """Return a TIFF whose pages have different sizes and shades."""
+    first, *others = (Image.new("L", (4 + i, 3), 20 * i) for i in range(count))
+    return encoded(first, "TIFF", save_all=True, append_images=others, **options)
+
+
+@pytest.mark.parametrize("big_tiff", [False, True])
+def test_pages_of_a_tiff_are_separate_images(big_tiff: bool) -> None:  # noqa: FBT001
+    """They are counted without being decoded."""
+    data = pages(5, big_tiff=big_tiff)
+    assert count_images(data, 9) == 5
+    assert count_images(data, 3) == 4
+    assert count_images(encoded(ramp(), "PNG"), 9) == 1
+    for page in range(5):
+        image = decode(data, max_pixels=ROOMY, page=page)
+        assert image.size == (4 + page, 3)
+        assert image.getpixel((0, 0)) == (20 * page,) * 3
+    with pytest.raises(ImageRefused, match="8 x 3 pixels: the maximum is 20"):
+        decode(data, max_pixels=20, page=4)
+
+
+def directories(count: int, entry: bytes = struct.pack("<HHII", 0x100, 3, 1, 1)) -> bytes:
+    """Return a TIFF of directories with one entry each."""
+    data = b"II*\0" + struct.pack("<I", 8)
+    for i in range(count):
+        following = 0 if i == count - 1 else len(data) + 18
+        data += struct.pack("<H", 1) + entry + struct.pack("<I", following)
+    return data
+
+
+def test_ten_thousand_pages_are_not_read() -> None:
+    """Counting ends above the limit; a loop of directories has an end, too."""
+    data = directories(10_000)
+    assert count_images(data, 16) == 17
+    assert count_images(data, 20_000) == 10_000
+    loop = bytearray(directories(2))
+    loop[-4:] = struct.pack("<I", 8)
+    assert count_images(bytes(loop), 99) == 2
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        directories(1, struct.pack("<HHII", 0x9999, 1, 2**31, 8)),
+        directories(1, struct.pack("<HHII", 0x9999, 12, 9, 8)),
+        b"II*\0" + struct.pack("<IH", 8, 65_535) + bytes(65_535 * 12),
+        b"II*\0",
+        b"MM*\0" + bytes(40),
+        b"II\0*" + bytes(40),
+    ],
+)
+def test_directories_that_would_fill_the_memory_are_rejected(data: bytes) -> None:
+    """Their values are longer than the file, or their header is not valid."""
+    with pytest.raises(ImageRefused, match="is damaged or truncated"):
+        decode(data, max_pixels=ROOMY)
+
+
+def test_the_tiles_of_a_tiff_are_not_larger_than_images() -> None:
+    """A decoder would allocate a whole tile."""
+    tags = {256: 6, 257: 4, 258: 8, 259: 1, 262: 1, 322: 2**15, 323: 2**15, 324: 8, 325: 9}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    data = b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4)
+    with pytest.raises(ImageRefused, match="damaged"):
+        peak_bytes(data, max_pixels=ROOMY)
+
+
+@pytest.mark.parametrize("kind", ["float32", "int32"])
+def test_wide_samples_are_refused(kind: str) -> None:
+    """Their range is unknown."""
+    with pytest.raises(ImageRefused, match="32 bits per sample"):
+        decode(encoded(Image.fromarray(np.ones((3, 4), kind)), "TIFF"), max_pixels=ROOMY)
+
+
+def test_the_image_in_an_icon_is_checked() -> None:
+    """The directory of an ICO may state a smaller one."""
+    png = encoded(Image.new("RGB", (2_000, 1_000)), "PNG")
+    data = struct.pack("<3H4B2H2I", 0, 1, 1, 16, 16, 0, 0, 1, 32, len(png), 22) + png
+    with pytest.raises(ImageRefused, match="2,000 x 1,000 pixels"):
+        peak_bytes(data, max_pixels=ROOMY)
+    assert peak_bytes(data, max_pixels=2**21) >= 8 * 2_000_000
+    largest = encoded(Image.new("RGB", (64, 64), (9, 9, 9)), "ICO", sizes=[(16, 16), (48, 48)])
+    assert decode(largest, max_pixels=ROOMY).size == (48, 48)
+
+
+@pytest.mark.parametrize("no_jp2", [False, True])
+@pytest.mark.parametrize("field", ["size", "tiles", "channels"])
+def test_a_codestream_has_the_stated_size(field: str, no_jp2: bool) -> None:  # noqa: FBT001
+    """A decoder would allocate the memory of what the codestream states."""
+    data = bytearray(encoded(ramp(), "JPEG2000", no_jp2=no_jp2))
+    start = data.index(b"\xff\x4f\xff\x51")
+    if field == "size":
+        data[start + 8 : start + 12] = struct.pack(">I", 2**20)
+    elif field == "tiles":
+        data[start + 8 : start + 16] = struct.pack(">2I", 1_000, 1_000)
+        data[start + 24 : start + 32] = struct.pack(">2I", 1, 1)
+        box = data.find(b"ihdr")
+        if box > 0:
+            data[box + 4 : box + 12] = struct.pack(">2I", 1_000, 1_000)
+    else:
+        data[start + 40 : start + 42] = struct.pack(">H", 9)
+    with pytest.raises(ImageRefused, match=r"damaged|not a PNG|the maximum is"):
+        decode(bytes(data), max_pixels=ROOMY)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.engine.tasks.pooled import serving
-from tests.engine.tasks.test_vision import PLACE, Host, encoded, image_part, inline, picture
+from tests.engine.tasks.test_vision import PLACE, Host, encoded, image_part, inline, picture, tiff
 from tests.engine.vision_models import build, save_with_vocabulary
 from tidemill.batch.result_key import ResultKeys
 from tidemill.engine.config import ImageLimits
@@ -153,3 +153,17 @@ def test_decisions_about_urls_are_not_reused() -> None:
     found = {keys.key_of("/v1/decisions", body, "a") for body in stored}
     assert len(found) == 4
     assert None not in found
+
+
+async def test_each_page_is_an_image(served: Dispatcher) -> None:
+    """The prompt is that of the pages as separate images."""
+    images = [picture(60, 60), picture(60, 30, 2)]
+    whole = await decide(served, of_user(part(tiff(*images))))
+    single = await decide(served, of_user(*(part(inline(encoded(each))) for each in images)))
+    assert whole.status_code == 200, whole.body
+    assert whole.usage.prompt_tokens == single.usage.prompt_tokens
+    assert whole.body["answers"][0]["probability"] == pytest.approx(
+        single.body["answers"][0]["probability"], rel=1e-3
+    )
+    refused = await decide(served, of_user(part(tiff(*images, *images))))
+    assert "exceeds the maximum number of images" in refused.body["error"]["message"]

@@ -340,14 +340,14 @@ def bomb() -> bytes:
 
 BAD: dict[str, tuple[Callable[[], bytes], str]] = {
     "an SVG": (lambda: b'<?xml version="1.0"?><svg/>', "an SVG"),
-    "no image": (lambda: b"GIF, or what?", "not a PNG, JPEG, WebP, GIF or BMP"),
+    "no image": (lambda: b"GIF, or what?", "not a PNG, JPEG, WebP, GIF, BMP, TIFF"),
     "empty": (lambda: b"", "empty"),
     "cut off": (lambda: encoded(picture(90, 90))[:-900], "damaged or truncated"),
     "a bomb": (bomb, "20,000 x 20,000 pixels"),
     "too large": (lambda: encoded(picture(400, 400)), "larger than 262,144 bytes"),
     "of another form": (
-        lambda: encoded(picture(9, 9), "TIFF"),
-        "not a PNG, JPEG, WebP, GIF or BMP",
+        lambda: encoded(picture(9, 9), "PPM"),
+        "not a PNG, JPEG, WebP, GIF, BMP, TIFF",
     ),
 }
 
@@ -379,6 +379,87 @@ async def test_the_number_of_images_is_limited(served: Dispatcher) -> None:
     param, words = await refused(served, *parts)
     assert param == "messages.0.content.4"
     assert "per request, 4" in words
+
+
+def tiff(*images: Image.Image) -> str:
+    """Return images as the pages of a TIFF in a data URL."""
+    first, *others = (image.copy() for image in images)  # Pillow keeps settings in images
+    return inline(encoded(first, "TIFF", save_all=True, append_images=others), "image/tiff")
+
+
+async def test_pages_are_images_of_the_same_conversation(served: Dispatcher) -> None:
+    """A TIFF, in an image or file part, has the answer of its pages as separate images."""
+    images = [picture(50 + 10 * n, 40, n) for n in range(3)]
+    separate = [image_part(inline(encoded(each))) for each in images]
+    ask_what = text_part("What is it?")
+    expected = await ask(served, user(text_part("See "), *separate, ask_what), logprobs=True)
+    document = {"type": "file", "file": {"file_data": tiff(*images), "filename": "a.tif"}}
+    for part in (image_part(tiff(*images)), document, {**document, "pages": "1, 2-3"}):
+        reply = await ask(served, user(text_part("See "), part, ask_what), logprobs=True)
+        assert reply.status_code == 200, reply.body
+        assert reply.body["choices"] == expected.body["choices"]
+        assert reply.usage.prompt_tokens == expected.usage.prompt_tokens
+    item = {"type": "input_file", "file_data": tiff(*images), "pages": "3,1"}
+    body = {"input": [{"role": "user", "content": [item]}], "temperature": 0}
+    body["max_output_tokens"] = 4
+    response = await served.respond("/v1/responses", body, "req_1", 0)
+    assert response.status_code == 200, response.body
+    two = await ask(served, user(separate[2], separate[0]), max_tokens=4)
+    assert response.body["usage"]["input_tokens"] == two.usage.prompt_tokens
+    assert (
+        response.body["output"][0]["content"][0]["text"]
+        == (two.body["choices"][0]["message"]["content"])
+    )
+
+
+async def test_pages_are_bounded(served: Dispatcher) -> None:
+    """They count against the limit of images, and must exist."""
+    document = {"type": "file", "file": {"file_data": tiff(*[picture(20, 20)] * 6)}}
+    single = image_part(inline(encoded(picture(30, 30))))
+    param, words = await refused(served, single, document)
+    assert param == "messages.0.content.1"
+    assert "maximum number of images per request, 4" in words
+    assert "with `pages`" in words
+    assert "exceeds" in (await refused(served, single, {**document, "pages": "1-4"}))[1]
+    assert (await ask(served, user(single, {**document, "pages": "6,1-2"}))).status_code == 200
+    param, words = await refused(served, {**document, "pages": "2,7"})
+    assert words == "The document of `messages.0.content.0` has 6 pages: page 7 does not exist."
+    text = {"type": "file", "file": {"file_data": "data:text/plain;base64,aGVsbG8="}}
+    assert "is not a PNG" in (await refused(served, text))[1]
+    pdf = {"type": "file", "file": {"file_data": inline(b"%PDF-1.7 hello", "application/pdf")}}
+    words = (await refused(served, pdf))[1]
+    assert "is a damaged PDF" in words or "pip install 'tidemill[pdf]'" in words
+
+
+async def test_objects_are_read_by_the_given_reader(judge: Judge, serve: Serve) -> None:
+    """A failure of the store is a 500; without a reader the part is a 400."""
+    objects: dict[str, bytes] = {"s3://bucket/a.png": encoded(picture(30, 30))}
+
+    async def read(url: str, max_bytes: int, allowance: ByteBudget) -> bytes:
+        allowance.acquire(1)
+        assert max_bytes == ImageLimits().max_bytes
+        if url not in objects:
+            raise FetchFailed("S3 failed", is_of_service=True)
+        return objects[url]
+
+    served = serve(judge.folder, read_object=read, max_num_batched_tokens=32, max_num_seqs=8)
+    good = image_part("s3://bucket/a.png")
+    reply = await ask(served, user(good))
+    same = await ask(served, user(image_part(inline(objects["s3://bucket/a.png"]))))
+    assert reply.body["choices"] == same.body["choices"]
+    reply = await ask(served, user(good, image_part("s3://bucket/b.png")))
+    assert reply.status_code == 500
+    assert reply.body["error"]["code"] == "fetch_failed"
+    assert (
+        "`messages.0.content.1` could not be fetched: S3 failed." in reply.body["error"]["message"]
+    )
+
+
+async def test_objects_are_disabled_by_default(served: Dispatcher) -> None:
+    """The message names the flag."""
+    param, words = await refused(served, image_part("s3://bucket/a.png"))
+    assert param == "messages.0.content.0"
+    assert "--allowed-media-buckets" in words
 
 
 async def test_parameters_that_conflict_with_images_are_named(served: Dispatcher) -> None:

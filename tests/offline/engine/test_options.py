@@ -28,6 +28,7 @@ from tidemill.protocol.stall import STALL_SECONDS
 NUMBERS = st.integers(1, 2**40)
 WORDS = st.text(min_size=1, max_size=12).filter(lambda word: not word.startswith("-"))
 
+BUCKETS = st.sampled_from(["*", "bucket", "my.bucket/media/a b/"])
 HOSTS = st.from_regex(r"[a-zA-Z0-9_.][a-zA-Z0-9_.-]*", fullmatch=True) | st.ip_addresses(v=6).map(
     str
 )
@@ -72,6 +73,7 @@ def test_without_flags_the_engine_decides_everything() -> None:
             "kv_cache_memory": NUMBERS,
             "seed": st.integers(0, 2**63 - 1),
             "allowed_media_domains": st.lists(HOSTS, min_size=1, max_size=3).map(tuple),
+            "allowed_media_buckets": st.lists(BUCKETS, min_size=1, max_size=3).map(tuple),
             "max_audio_clip_filesize_mb": NUMBERS,
             "max_audio_decode_duration_s": NUMBERS,
             "audio_fetch_timeout": NUMBERS,
@@ -112,6 +114,16 @@ def test_a_domain_that_no_url_could_be_of_is_refused(
     with pytest.raises(SystemExit):
         parsed(["--allowed-media-domains", "b.example", typed])
     assert f"{typed!r} is not a host" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("typed", ["", "**", "a", "https://bucket/a", "/media", "a b"])
+def test_a_bucket_that_cannot_exist_is_refused(
+    typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would refuse every line, one by one."""
+    with pytest.raises(SystemExit):
+        parsed(["--allowed-media-buckets", "mine/pictures", typed])
+    assert f"{typed!r} is not BUCKET" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("typed", ["[]", "{", "is_matryoshka", ""])

@@ -310,3 +310,15 @@ def test_errors_have_anthropics_types(status: int, kind: str) -> None:
     """By the status."""
     error = {"type": kind, "message": "m"}
     assert message_error(status, "m", "r") == {"type": "error", "error": error, "request_id": "r"}
+
+
+def test_a_pdf_is_a_file() -> None:
+    """It is given as base64 or as a URL."""
+    data = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
+    sources = (data, {"type": "url", "url": "https://a.example/b.pdf"})
+    blocks = [{"type": "document", "source": source} for source in sources]
+    chat = chat_of(messages=[{"role": "user", "content": blocks}])
+    assert [part["file"] for part in chat["messages"][0]["content"]] == [
+        {"file_data": "data:application/pdf;base64,JVBERi0="},
+        {"file_url": "https://a.example/b.pdf"},
+    ]
