@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from ..custom_tools import arguments_of
 from ..fields import Text, text_or_list_of
 from ..parts import CheckedUrl
-from .custom_tools import arguments_of
 
 _TEXT_TYPES = ("input_text", "output_text", "text")
 
