@@ -119,8 +119,7 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
         type=field_names,
         default=(),
         metavar="NAMES",
-        help="copy these comma-separated fields next to a line's `body`, such as metadata, to its "
-        "row",
+        help="copy these comma-separated fields of a line, such as metadata, to its row",
     )
     _add_rows_flags(group)
     card = group.add_mutually_exclusive_group()

@@ -127,7 +127,7 @@ class MessageBatchRoutes:
         shown = _shown_id(stored.batch.id)
         if not stored.batch.is_terminal:
             words = f"Batch {shown} cannot be deleted before it has ended: cancel it first."
-            raise RequestError(words, code="not_deletable")
+            raise RequestError(words)
         await asyncio.to_thread(self._store.delete_batch, stored)
         return json_response({"id": shown, "type": "message_batch_deleted"})
 
@@ -136,7 +136,7 @@ class MessageBatchRoutes:
         stored = await self._stored(request)
         if not stored.batch.is_terminal:
             words = f"Batch {_shown_id(stored.batch.id)} has no results before it has ended."
-            raise RequestError(words, code="not_ended")
+            raise RequestError(words)
         try:
             first = await asyncio.to_thread(self._page, stored.batch, 0)
         except RowsGone as exc:
@@ -191,7 +191,7 @@ class MessageBatchRoutes:
             file = File(file_id, DROP_TENANT, file_id, num_bytes, now, name, "batch")
             self._store.add_file(path, file)
         batch_id = batch_id_of_request(DROP_TENANT, uuid4().hex)
-        # An invalid request gets an error of its own, as with Anthropic.
+        # An invalid request gets an error in its result, as with Anthropic.
         params = BatchParams(file_id, MESSAGES, Options(on_invalid_line="skip"))
         return self._batches.add(batch_id, params, num_rows=len(requests))
 

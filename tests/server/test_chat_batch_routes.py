@@ -18,22 +18,22 @@ class LastWord(HeldEngine):
 
     async def answer(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Refuse an empty message."""
-        said = body["messages"][-1]["content"]
+        text = body["messages"][-1]["content"]
         self.requests.append((url, body))
-        await asyncio.sleep(0.002 * (3 - len(said)))
-        if not said:
+        await asyncio.sleep(0.002 * (3 - len(text)))
+        if not text:
             error = {"message": "No.", "type": "t", "param": None, "code": "c"}
             return Reply(400, {"error": error})
-        if said == "wait":
+        if text == "wait":
             self.has_request.set()
             await self.go.wait()
-        choice = {"index": 0, "message": {"content": said}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": len(said)}}
+        choice = {"index": 0, "message": {"content": text}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": len(text)}}
         answer = {"id": request_id, "model": MODEL, "created": created}
         return Reply(200, {**answer, "choices": [choice], "usage": usage})
 
 
-def said(*texts: str) -> list[list[dict[str, str]]]:
+def conversations(*texts: str) -> list[list[dict[str, str]]]:
     """Return a conversation for each text."""
     return [[{"role": "user", "content": text}] for text in texts]
 
@@ -47,7 +47,7 @@ async def post(place: Site, **body: Any) -> tuple[int, dict[str, Any]]:
 async def test_each_conversation_has_a_choice() -> None:
     """Choices are in the order of the conversations, and tokens are summed."""
     async with site(engine=LastWord()) as place:
-        status, body = await post(place, messages=said("a", "bb", "ccc"), temperature=0)
+        status, body = await post(place, messages=conversations("a", "bb", "ccc"), temperature=0)
     assert status == 200
     choices = [(choice["index"], choice["message"]["content"]) for choice in body["choices"]]
     assert choices == [(0, "a"), (1, "bb"), (2, "ccc")]
@@ -60,7 +60,7 @@ async def test_each_conversation_has_a_choice() -> None:
 async def test_one_error_is_that_of_the_request() -> None:
     """It says which conversation is wrong."""
     async with site(engine=LastWord()) as place:
-        status, body = await post(place, messages=said("a", "", "ccc"))
+        status, body = await post(place, messages=conversations("a", "", "ccc"))
     assert (status, body["error"]["message"]) == (400, "Conversation 1: No.")
 
 
@@ -69,9 +69,9 @@ async def test_one_error_is_that_of_the_request() -> None:
     [
         ({"messages": []}, "messages"),
         ({"messages": "a"}, "messages"),
-        ({"messages": said("a")[0]}, "messages.0"),
-        ({"messages": said("a"), "stream": True}, "stream"),
-        ({"messages": said("a"), "n": 2}, "n"),
+        ({"messages": conversations("a")[0]}, "messages.0"),
+        ({"messages": conversations("a"), "stream": True}, "stream"),
+        ({"messages": conversations("a"), "n": 2}, "n"),
     ],
 )
 async def test_an_invalid_body_is_refused(wrong: dict[str, Any], param: str) -> None:
@@ -85,7 +85,7 @@ async def test_the_load_is_the_number_of_requests_in_flight() -> None:
     """It counts a batch of conversations once."""
     async with site(engine=LastWord()) as place:
         assert (await place.client.get("/load")).json() == {"server_load": 0}
-        posting = asyncio.create_task(post(place, messages=said("wait", "wait")))
+        posting = asyncio.create_task(post(place, messages=conversations("wait", "wait")))
         await place.engine.has_request.wait()
         assert (await place.client.get("/load")).json() == {"server_load": 1}
         place.engine.go.set()

@@ -32,7 +32,7 @@ def echoed(path: Path) -> list[tuple[Any, Any]]:
 def test_rows_have_the_fields_of_their_lines(
     run: Any, write_input: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Also error rows, resumed and retried ones; a line without a field has none."""
+    """Error rows, resumed and retried ones have them too; a line without a field has none."""
     lines = [
         with_fields(line("a"), metadata=META, label=1),
         with_fields(line("b", status=400), label=None, other=2),

@@ -72,7 +72,7 @@ def counts(**some: int) -> dict[str, int]:
 
 
 async def test_requests_become_results(tmp_path: Path) -> None:
-    """Each has a message or an error of its own, also after a restart of the server."""
+    """Each has a message or an error, also after a restart of the server."""
     engine = ChatEngine()
     async with serving(tmp_path, engine) as local:
         made = await create(local, {"wait": True}, {"status": 400}, {"status": 500})
@@ -177,7 +177,7 @@ async def test_an_ended_batch_can_be_deleted(tmp_path: Path) -> None:
 
 
 async def test_results_of_deleted_files_are_gone(tmp_path: Path) -> None:
-    """The error says so."""
+    """The error is in Anthropic's form, too."""
     async with serving(tmp_path, ChatEngine()) as local:
         batch = await ended(local, (await create(local, {}))["id"])
         for file in (await local.client.get("/v1/files")).json()["data"]:
