@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from .constraints.request import CONSTRAINT_FIELDS, ConstrainedRequest
+from .custom_tools import input_of
 from .errors import RequestError
 from .fields import NumLogprobs, Whole
 from .messages import Message
@@ -111,9 +112,15 @@ class ChatCompletionRequest(ToolFields, ConstrainedRequest):
 
 
 def message_body(
-    content: str, *, reasoning: str | None, calls: Sequence[tuple[str, str, str]]
+    content: str,
+    *,
+    reasoning: str | None,
+    calls: Sequence[tuple[str, str, str]],
+    custom_tools: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return an assistant's message; `calls` are IDs, names and arguments.
+
+    Calls of `custom_tools` have an input instead.
 
     Content is null if there are only calls or reasoning. `reasoning` is None for a model without
     reasoning, or if the request excludes it: the field is then null, as vLLM's always is,
@@ -130,10 +137,16 @@ def message_body(
         message |= dict.fromkeys(REASONING_FIELDS, reasoning or None)
     if calls:
         message["tool_calls"] = [
-            {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+            {"id": call_id, **_called(name, arguments, is_custom=name in custom_tools)}
             for call_id, name, arguments in calls
         ]
     return message
+
+
+def _called(name: str, arguments: str, *, is_custom: bool) -> dict[str, Any]:
+    if is_custom:
+        return {"type": "custom", "custom": {"name": name, "input": input_of(arguments)}}
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def chat_choice(

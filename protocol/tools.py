@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
     Tag,
+    model_validator,
 )
 
 from .constraints.schemas import SchemaRules, served_schema
+from .custom_tools import FormatFault, function_fields, pattern_of
 from .errors import RequestError
-from .fields import Text, encodable
+from .fields import Text, encodable, fault
 
 _MAX_NAME_CHARS = 128
 _MAX_TOOLS = 1_024
@@ -27,13 +31,13 @@ _NAME_CHARS = r"^[A-Za-z0-9_.:/-]+$"
 ToolName = Annotated[str, Field(min_length=1, max_length=_MAX_NAME_CHARS, pattern=_NAME_CHARS)]
 
 
-def _of_function(kind: str) -> str:
-    if kind != "function":
-        raise ValueError("must be 'function': other tool types are not supported")
+def _of_tool(kind: str) -> str:
+    if kind not in {"function", "custom"}:
+        raise ValueError("must be 'function' or 'custom': other tool types are not supported")
     return kind
 
 
-_FunctionType = Annotated[str, AfterValidator(_of_function)]
+_ToolType = Annotated[str, AfterValidator(_of_tool)]
 
 
 def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +67,7 @@ class Tool(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    type: _FunctionType
+    type: _ToolType
     function: Function
 
     def arguments_schema(self) -> dict[str, Any]:
@@ -83,9 +87,80 @@ class Tool(BaseModel):
             schema["additionalProperties"] = False  # a function without parameters
         return {**schema, "type": "object"}
 
+    def check_schema(self, param: str) -> None:
+        """Raise `RequestError` for a schema that cannot be enforced; `param` is the tool's path."""
+        rules = SchemaRules(is_strict=True)
+        served_schema(self.function.parameters or {}, f"{param}.function.parameters", rules)
+
     def as_template_reads(self) -> dict[str, Any]:
         """Return the tool from the request, as plain JSON."""
         return self.model_dump(exclude_unset=True)
+
+
+class _CustomFields(BaseModel):
+    """Name, description and input format of a custom tool."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    name: ToolName
+    description: Text | None = None
+    format: Any = None
+
+
+class CustomTool(BaseModel):
+    """Tool whose only argument is a text; for the model it is a function of `input`."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: Literal["custom"]
+    custom: _CustomFields
+
+    @model_validator(mode="after")
+    def _has_format(self) -> Self:
+        try:
+            pattern_of(self.custom.format)
+        except FormatFault as exc:
+            raise fault(("custom", "format", *exc.path), exc.words, exc.value) from None
+        return self
+
+    @cached_property
+    def function(self) -> Function:
+        """Return the function that the model sees."""
+        fields = self.custom.model_dump(include={"name", "description"}, exclude_unset=True)
+        return Function(**fields, **function_fields(pattern_of(self.custom.format)))
+
+    def check_schema(self, param: str) -> None:
+        """Raise `RequestError` for a regular expression that cannot be enforced."""
+        try:
+            self._as_tool.check_schema(param)
+        except RequestError as error:
+            own = f"{param}.custom.format.grammar.definition"
+            error.message = error.message.replace(f"`{error.param}`", f"`{own}`")
+            error.param = own
+            raise
+
+    def arguments_schema(self) -> dict[str, Any]:
+        """Return the enforced schema of the function's arguments."""
+        return self._as_tool.arguments_schema()
+
+    def as_template_reads(self) -> dict[str, Any]:
+        """Return the function, as plain JSON."""
+        return self._as_tool.as_template_reads()
+
+    @property
+    def _as_tool(self) -> Tool:
+        return Tool(type="function", function=self.function)
+
+
+def _form_of_tool(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "<custom>" if kind == "custom" else "<function>"
+
+
+AnyTool = Annotated[
+    Annotated[Tool, Tag("<function>")] | Annotated[CustomTool, Tag("<custom>")],
+    Discriminator(_form_of_tool),
+]
 
 
 class _Named(BaseModel):
@@ -97,17 +172,22 @@ class _Named(BaseModel):
 
 
 class NamedToolChoice(BaseModel):
-    """Tool choice of one function, which must be called."""
+    """Tool choice of one tool, which must be called; a custom one is under `custom`."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    type: _FunctionType
-    function: _Named
+    type: _ToolType
+    function: Annotated[_Named, Field(validation_alias=AliasChoices("function", "custom"))]
+
+    @property
+    def name_param(self) -> str:
+        """Return the path of the name within the choice."""
+        return f"{self.type}.name"
 
 
 def _with_function(tool: object) -> object:
     """Return a named tool in the chat form; the responses form has the name directly."""
-    if isinstance(tool, dict) and "function" not in tool and "name" in tool:
+    if isinstance(tool, dict) and tool.keys().isdisjoint(("function", "custom")) and "name" in tool:
         return {"type": tool.get("type"), "function": {"name": tool["name"]}}
     return tool
 
@@ -164,25 +244,22 @@ ToolChoice = Annotated[
 class ToolFields(BaseModel):
     """Fields of a chat request about tools."""
 
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=_MAX_TOOLS)] | None = None
+    tools: Annotated[list[AnyTool], Field(fail_fast=True, max_length=_MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
     def check_tools(self) -> None:
         """Refuse duplicate tool names, and a choice of an unknown tool."""
         names = [tool.function.name for tool in self.tools or ()]
+        kinds = [tool.type for tool in self.tools or ()]
         for place, tool in enumerate(self.tools or ()):
             if tool.function.strict:
-                served_schema(
-                    tool.function.parameters or {},
-                    f"tools.{place}.function.parameters",
-                    SchemaRules(is_strict=True),
-                )
+                tool.check_schema(f"tools.{place}")
         for place, name in enumerate(names):
             if name in names[:place]:
                 raise RequestError(
-                    f"`tools.{place}.function.name` must be unique; got '{name}' twice.",
-                    param=f"tools.{place}.function.name",
+                    f"`tools.{place}.{kinds[place]}.name` must be unique; got '{name}' twice.",
+                    param=f"tools.{place}.{kinds[place]}.name",
                 )
         choice = self.tool_choice
         if choice in (None, "auto", "none"):
@@ -198,23 +275,30 @@ class ToolFields(BaseModel):
             chosen = {f".allowed_tools.tools.{place}": one for place, one in allowed}
         for path, one in chosen.items():
             if one.function.name not in names:
-                param = f"tool_choice{path}.function.name"
+                param = f"tool_choice{path}.{one.name_param}"
                 raise RequestError(
                     f"`{param}` must be the name of one of the `tools`; got '{one.function.name}'.",
                     param=param,
                 )
 
     @property
-    def offered_tools(self) -> Sequence[Tool]:
+    def custom_tools(self) -> frozenset[str]:
+        """Return the names of the custom tools."""
+        return frozenset(
+            tool.function.name for tool in self.tools or () if isinstance(tool, CustomTool)
+        )
+
+    @property
+    def offered_tools(self) -> Sequence[Tool | CustomTool]:
         """Return the tools in the prompt: those allowed, and none if `tool_choice` is `none`."""
-        tools: Sequence[Tool] = () if self.tool_choice == "none" else self.tools or ()
+        tools: Sequence[Tool | CustomTool] = () if self.tool_choice == "none" else self.tools or ()
         if not isinstance(self.tool_choice, AllowedToolsChoice):
             return tools
         names = {one.function.name for one in self.tool_choice.allowed_tools.tools}
         return [tool for tool in tools if tool.function.name in names]
 
     @property
-    def callable_tools(self) -> Sequence[Tool]:
+    def callable_tools(self) -> Sequence[Tool | CustomTool]:
         """Return the offered tools that the model may call."""
         choice = self.tool_choice
         if not isinstance(choice, NamedToolChoice):
@@ -255,11 +339,26 @@ class CalledFunction(BaseModel):
     arguments: Annotated[dict[str, Any] | str, BeforeValidator(_object_of)]
 
 
+def _with_function_call(call: object) -> object:
+    """Return a call of a custom tool as one of its function."""
+    if not isinstance(call, dict) or call.get("type") != "custom":
+        return call
+    custom = call.get("custom")
+    if not isinstance(custom, dict):
+        raise fault(("custom",), "must be an object", custom)
+    if not isinstance(custom.get("input"), str):
+        raise fault(("custom", "input"), "must be a string", custom.get("input"))
+    function = {"name": custom.get("name"), "arguments": {"input": custom["input"]}}
+    return {"id": call.get("id"), "type": "function", "function": function}
+
+
 class ToolCall(BaseModel):
-    """Tool call of an assistant's message."""
+    """Tool call of an assistant's message; that of a custom tool becomes one of its function."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     id: Annotated[Text, Field(min_length=1)] | None = None
-    type: _FunctionType = "function"
+    type: _ToolType = "function"
     function: CalledFunction
+
+    _as_function = model_validator(mode="before")(_with_function_call)

@@ -13,7 +13,14 @@ from starlette.types import ASGIApp
 from tidemill.protocol.contract import Online
 from tidemill.protocol.errors import RequestError
 
-from . import audio_routes, inference_routes, info_routes, message_routes, sagemaker_routes
+from . import (
+    audio_routes,
+    chat_batch_routes,
+    inference_routes,
+    info_routes,
+    message_routes,
+    sagemaker_routes,
+)
 from .admission import AdmissionControl
 from .context import ServerContext
 from .errors import handle_http_exception, handle_internal_error, handle_request_error
@@ -34,7 +41,10 @@ def make_context(engine: Online, names: tuple[str, ...], settings: ServerSetting
 
 def make_app(context: ServerContext, others: Sequence[BaseRoute] = ()) -> ASGIApp:
     """Return the application; `others` precede the routes of every server."""
-    modules = (info_routes, inference_routes, message_routes, audio_routes, sagemaker_routes)
+    modules = (
+        *(info_routes, inference_routes, chat_batch_routes),
+        *(message_routes, audio_routes, sagemaker_routes),
+    )
     # The first route of a path answers: the routes of stored responses replace the plain one.
     routes = [*others, *(route for module in modules for route in module.routes(context))]
     app = Starlette(

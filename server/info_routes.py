@@ -1,4 +1,4 @@
-"""Info routes: guide, models, tokenizer, health, version and Prometheus metrics."""
+"""Info routes: guide, models, tokenizer, health, load, version and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -82,10 +82,20 @@ def routes(context: ServerContext) -> list[Route]:
         Route("/v1/models/{name:path}", model),
         Route("/health", health),
         Route("/ping", health, methods=["GET", "POST"]),
+        _load_route(context),
         Route("/version", version),
         Route(TOKENIZER_INFO.name, tokenizer_info),
         Route("/metrics", metrics),
     ]
+
+
+def _load_route(context: ServerContext) -> Route:
+    """Return vLLM's route of the number of requests in flight."""
+
+    async def load(_: Request) -> Response:
+        return json_response({"server_load": context.admission.num_in_flight})
+
+    return Route("/load", load)
 
 
 def _names(context: ServerContext) -> tuple[str, ...]:

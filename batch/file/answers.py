@@ -122,7 +122,11 @@ def _text_of(choice: Mapping[str, Any]) -> str:
     texts = [_as_text(message.get(name)) for name in ("content", "refusal")]
     calls = message.get("tool_calls")
     if isinstance(calls, list):
-        texts += [_json(call.get("function")) for call in calls if isinstance(call, dict)]
+        texts += [
+            _json(call.get("function") or call.get("custom"))
+            for call in calls
+            if isinstance(call, dict)
+        ]
     return "\n".join(filter(None, texts))
 
 

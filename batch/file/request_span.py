@@ -206,7 +206,7 @@ def _parts(message: Mapping[str, Any]) -> Iterator[Body]:
         is_text = isinstance(part.get("text"), str)
         yield _text_part(part["text"]) if is_text else {"type": _text(part.get("type"))}
     for call in _objects(message.get("tool_calls")):
-        function = _object(call.get("function"))
+        function = _object(call.get("function") or call.get("custom"))
         named = {"id": call.get("id"), "name": function.get("name")}
         arguments = function.get("arguments", function.get("input"))  # a custom tool has an input
         yield {"type": "tool_call", **named, "arguments": arguments}

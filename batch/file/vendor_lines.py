@@ -12,7 +12,14 @@ from pydantic_core import to_json
 
 from tidemill.protocol.json_bodies import load_json
 from tidemill.protocol.json_printing import discard, print_json
-from tidemill.protocol.routes import CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS, url_of_body
+from tidemill.protocol.routes import (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    EMBEDDINGS,
+    URLS_OF_FIELDS,
+    find_route,
+    url_of_body,
+)
 from tidemill.protocol.vendors.anthropic import chat_of_message
 from tidemill.protocol.vendors.converse import chat_of_converse, is_converse
 from tidemill.protocol.vendors.gemini import chat_of_contents
@@ -124,7 +131,7 @@ def _request(
     vendor: Vendor, fields: dict[str, Any], number: int, url: str | None
 ) -> dict[str, Any]:
     if vendor == "chats":
-        return _chat_row(fields, number)
+        return _chat_row(fields, number, url)
     envelope = _ENVELOPES[vendor]
     body, custom_id = fields.get(envelope.body), fields.get(envelope.id)
     if not isinstance(body, dict):
@@ -135,8 +142,9 @@ def _request(
         raise _BadLineError(_words(envelope.id, custom_id, "a string"), envelope.id)
     found, chat = _TRANSLATORS[vendor](body, url)
     line = {"custom_id": custom_id, "method": METHOD, "url": found, "body": chat}
-    if vendor == "no_url":
-        line |= {name: fields[name] for name in ("url", "method") if name in fields}
+    own = line.keys() - ({"url", "method"} if vendor == "no_url" else set())
+    others = fields.keys() - own - {envelope.id, envelope.body, ROW_ERROR}
+    line |= {name: fields[name] for name in fields if name in others}
     return {name: value for name, value in line.items() if value is not None}
 
 
@@ -146,14 +154,16 @@ def _is_request(fields: dict[str, Any]) -> bool:
     return is_named and isinstance(fields.get("body"), dict)
 
 
-def _chat_row(fields: dict[str, Any], number: int) -> dict[str, Any]:
+def _chat_row(fields: dict[str, Any], number: int, url: str | None) -> dict[str, Any]:
     if not isinstance(fields.get("messages"), list):
         raise _BadLineError(_words("messages", fields.get("messages"), "an array"), "messages")
     ids = [fields[name] for name in _ID_NAMES if type(fields.get(name)) in {str, int}]
     custom_id = str(ids[0]) if ids else f"line-{number}"  # a number may be the ID of another line
     body = {name: value for name, value in fields.items() if name not in _ID_NAMES}
-    url = CHAT_COMPLETIONS.name
-    return {"custom_id": custom_id, "method": METHOD, "url": url, "body": body}
+    route = find_route(url or "")
+    if route is None or route not in URLS_OF_FIELDS["messages"]:
+        route = CHAT_COMPLETIONS
+    return {"custom_id": custom_id, "method": METHOD, "url": route.name, "body": body}
 
 
 def _words(name: str, value: object, kind: str) -> str:

@@ -74,6 +74,7 @@ def choice_body(
             echoed_text(request) + answer.content,
             reasoning=answer.reasoning if shows_reasoning(conversation) else None,
             calls=[(call.call_id, call.name, call.arguments) for call in answer.calls],
+            custom_tools=request.custom_tools if answer.calls else (),
         ),
         logprobs=logprobs,
         finish_reason=finish_reason(

@@ -22,6 +22,7 @@ from .chat_messages import echoed_text, finish_reason, num_reasoning_tokens, sho
 from .chat_preprocessor import Conversation
 from .choices import FinishedChoice, finished_choice
 from .confidence import ConfidenceOf
+from .custom_calls import CustomCalls
 from .endpoint import OutputDelta, Prepared, RequestMetadata
 from .logprob_bodies import chat_logprobs, prompt_logprobs
 
@@ -236,6 +237,8 @@ class ChatStream(StreamedConfidence):
         num_choices = conversation.request.n or 1
         self._readers = [conversation.parser.for_choice(place) for place in range(num_choices)]
         self._last_arguments: list[list[str]] = [[] for _ in range(num_choices)]  # of the last call
+        names = conversation.request.custom_tools
+        self._custom_calls = [CustomCalls(names) for _ in range(num_choices)] if names else []
         self._has_output = [False] * num_choices
         self._may_be_silent = not isinstance(conversation.parser, PlainTextParser)
         self._num_thinking_tokens = 0
@@ -330,10 +333,18 @@ class ChatStream(StreamedConfidence):
         """
         place, request = choice_delta.place, self._conversation.request
         delta = _delta_of(pieces, with_reasoning=shows_reasoning(self._conversation))
+        custom = self._custom_calls[place] if self._custom_calls else None
+        calls: list[dict[str, Any]] = []
         for call in [call for piece in pieces for call in piece.calls]:
             if call.name is not None:
                 self._last_arguments[place].clear()
             self._last_arguments[place].append(call.arguments)
+            body = _function_call(call)
+            calls += [body] if custom is None else custom.add(body)
+        if custom is not None and choice_delta.finished is not None:
+            calls += custom.end()
+        if calls:
+            delta["tool_calls"] = _joined_calls(calls)
         if choice_delta.is_first:
             content = echoed_text(request) + delta.get("content", "")
             delta = {"role": "assistant", **delta, "content": content or None}
@@ -376,32 +387,33 @@ def _runs(pieces: Iterable[DeltaMessage]) -> list[list[DeltaMessage]]:
 
 
 def _delta_of(pieces: Iterable[DeltaMessage], *, with_reasoning: bool) -> dict[str, Any]:
-    """Return parser output as one delta, without empty fields."""
+    """Return reasoning and content of parser output as one delta, without empty fields."""
     delta: dict[str, Any] = {}
-    calls: dict[int, dict[str, Any]] = {}
     for piece in pieces:
         reasoning = piece.reasoning if with_reasoning else ""
         fields = (*((name, reasoning) for name in REASONING_FIELDS), ("content", piece.content))
         for name, text in fields:
             if text:
                 delta[name] = delta.get(name, "") + text
-        for more in piece.calls:
-            if (begun := calls.get(more.index)) is None:
-                calls[more.index] = _tool_call_body(more)
-            else:
-                begun["function"]["arguments"] += more.arguments
-    if calls:
-        delta["tool_calls"] = [*calls.values()]
     return delta
 
 
-def _tool_call_body(piece: DeltaToolCall) -> dict[str, Any]:
+def _joined_calls(calls: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return new output of calls with one item for each call."""
+    joined: dict[int, dict[str, Any]] = {}
+    for more in calls:
+        if (begun := joined.get(more["index"])) is None:
+            joined[more["index"]] = more
+        elif "custom" in more:
+            begun["custom"]["input"] += more["custom"]["input"]
+        else:
+            begun["function"]["arguments"] += more["function"]["arguments"]
+    return [*joined.values()]
+
+
+def _function_call(piece: DeltaToolCall) -> dict[str, Any]:
     function = {"arguments": piece.arguments}
     if piece.name is None:
         return {"index": piece.index, "function": function}
-    return {
-        "index": piece.index,
-        "id": piece.call_id,
-        "type": "function",
-        "function": {"name": piece.name, **function},
-    }
+    named = {"name": piece.name, **function}
+    return {"index": piece.index, "id": piece.call_id, "type": "function", "function": named}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 _S3 = "s3://"
+_ROW_FIELDS = ("id", "custom_id", "response", "error", "body")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -46,6 +47,17 @@ def local_or_s3_folder(text: str) -> Path | S3Folder:
         raise argparse.ArgumentTypeError(f"{text!r} has no bucket: use s3://bucket/prefix")
     prefix = prefix.strip("/")
     return S3Folder(bucket, f"{prefix}/" if prefix else "")
+
+
+def field_names(text: str) -> tuple[str, ...]:
+    """Return comma-separated names of a line's fields, except those of every row."""
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if not name or name in _ROW_FIELDS:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} must be names of other fields than {', '.join(_ROW_FIELDS)}"
+            )
+    return names
 
 
 def positive_int(text: str) -> int:

@@ -116,8 +116,8 @@ class InputReport:
             form.has_unknown_parameters = self.unknown.add(url, body, number)
 
 
-LookUp = Callable[[Line | None, Mapping[str, Any] | None], bool]
-"""Called with each request and its body including defaults, or None for a malformed line.
+LookUp = Callable[[RawLine, Line | None, Mapping[str, Any] | None], bool]
+"""Called with each line, its request, or None if malformed, and its body including defaults.
 
 Returns whether the line already has a row.
 """
@@ -178,7 +178,7 @@ class _LineCheck:
         except LineError as exc:
             self.index.add(start, raw.num_bytes, number)
             if self.look_up is not None:
-                self.look_up(None, None)
+                self.look_up(raw, None, None)
             report.add_malformed(exc)
             return
         self.finder.add(fields["custom_id"], number)
@@ -188,7 +188,7 @@ class _LineCheck:
             report.without_effect.update(self.defaults.without_effect(url))
         form = self.forms.form_of(url, body)
         report.add_request(number, url, body, form)
-        if self.look_up is not None and self.look_up(line_of(raw, fields), body):
+        if self.look_up is not None and self.look_up(raw, line_of(raw, fields), body):
             self.index.add(start, raw.num_bytes, number)
             return
         self.index.add(start, len(raw.data), number, body, form)

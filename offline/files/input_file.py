@@ -55,12 +55,19 @@ class InputFile:
     has_constant_prompt: bool = False
 
     @classmethod
-    def from_source(cls, source: Source, max_line_bytes: int) -> Self:
-        """Detect the format of a source; raises BadInput for an unsupported file."""
+    def from_source(cls, source: Source, max_line_bytes: int, url: str | None = None) -> Self:
+        """Detect the format of a source; raises BadInput for an unsupported file.
+
+        `url` is the endpoint of lines that name none; a file whose lines do is refused with one.
+        """
         try:
-            form = detect_file(source.file)
+            form = detect_file(source.file, url)
         except FormatError as exc:
             raise BadInput(f"{source.name} cannot be run. {exc.message}") from exc
+        if url is not None and form.vendor not in {"no_url", "chats"}:
+            raise BadInput(
+                f"--url is only for lines without `url`, but {source.name} has other ones: omit it"
+            )
         return cls(source, form, max_line_bytes)
 
     def unpack(self, tmp_dir: Path | None, stack: ExitStack) -> InputFile:

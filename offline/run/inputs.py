@@ -58,7 +58,7 @@ def _open_whole(options: RunOptions, stack: ExitStack, delays: tuple[float, ...]
             stack=stack,
         )
     source = open_source(options.input_file, tmp_dir=tmp_dir, delays=delays)
-    requests = InputFile.from_source(stack.enter_context(source), limit)
+    requests = InputFile.from_source(stack.enter_context(source), limit, options.line_url)
     if requests.form.vendor is not None:
         log(f"{requests.name} contains {requests.form.contents}")
     return requests.unpack(tmp_dir, stack)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tidemill.engine.config import EngineConfig
 from tidemill.protocol.contract import Served
@@ -48,6 +48,7 @@ from ..files.input_check import (
     warn_of_failing,
     warn_of_unknown_parameters,
 )
+from ..files.input_file import InputFile
 from ..files.output import LocalFile
 from ..files.paths import check_resumable, is_path
 from ..files.row_writer import OutputFiles, ResumableWriter
@@ -66,6 +67,9 @@ from .run_options import RunOptions
 from .run_span import run_span
 from .settings_record import SettingsRecord, check_complete, open_record
 from .tally import Tally
+
+if TYPE_CHECKING:
+    from .echo import EchoedFields
 
 _PREFIX_LEVEL: Final = 2  # lines with the same first 512 bytes go to one engine
 
@@ -166,7 +170,10 @@ def _run_job(
         created = requests.source.created
         if options.reuse is not None:  # results depend on the weights
             config = stack.enter_context(held_weights(config, options.weights_cache))
-        reuse = open_reuse(options, config, template, names=names, created=created, stack=stack)
+        echo = _echoed_fields(options, requests)
+        reuse = open_reuse(
+            options, config, template, names=names, created=created, stack=stack, echo=echo
+        )
         report = check_input(options, requests, names, config, index, reuse=reuse)
         _refuse_or_warn(report, options)
         tally.num_rows = report.num_rows
@@ -189,6 +196,7 @@ def _run_job(
             deadline,
             reuse,
             stack.enter_context(run_span(tally, names[0])),
+            echo,
             record=record,
         )
         watch = Watch(
@@ -209,6 +217,15 @@ def _run_job(
     if changed:
         raise InputChanged(changed)
     return OVER_LIMIT if tally.num_not_run else _exit_status(tally, options)
+
+
+def _echoed_fields(options: RunOptions, requests: InputFile) -> EchoedFields | None:
+    """Return the fields that rows have of their lines; None without any."""
+    if not options.echo_fields:
+        return None
+    from .echo import EchoedFields  # late: few runs have them
+
+    return EchoedFields(options.echo_fields, is_of_chats=requests.form.vendor == "chats")
 
 
 def _options_of_rows(options: RunOptions) -> RunOptions | None:

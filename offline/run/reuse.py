@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from pydantic_core import from_json, to_json
 
-from tidemill.batch.file.lines import Line
+from tidemill.batch.file.lines import Line, RawLine
 from tidemill.batch.file.rows import print_cached
 from tidemill.batch.result_cache import ResultCache
 from tidemill.batch.result_key import MAX_BYTES, CacheError, ResultKeys, Scope
@@ -28,6 +28,9 @@ from ..console.terminal import amount, log
 from ..extras import require_extras
 from ..files.reused_rows import ReusedRows
 from .run_options import RunOptions
+
+if TYPE_CHECKING:
+    from .echo import EchoedFields
 
 T = TypeVar("T")
 
@@ -66,18 +69,29 @@ class Results(Protocol):
 class Reuse:
     """Looks up results in the order of lines, and stores the results of a run."""
 
-    def __init__(self, cache: Results, rows: ReusedRows, created: int, keys: ResultKeys) -> None:
+    def __init__(
+        self,
+        cache: Results,
+        rows: ReusedRows,
+        created: int,
+        keys: ResultKeys,
+        echo: EchoedFields | None = None,
+    ) -> None:
         self.rows = rows
         self._cache: Results | None = cache
         self._created = created
         self._keys = keys
+        self._echo = echo
 
-    def look_up(self, line: Line | None, body: Mapping[str, Any] | None = None) -> bool:
+    def look_up(
+        self, raw: RawLine, line: Line | None, body: Mapping[str, Any] | None = None
+    ) -> bool:
         """Look up the next line (None if it is malformed); return whether it now has a row."""
         found = None if line is None or body is None else self._find(line, body)
         if line is not None and found is not None:
             try:
-                self.rows.add(print_cached(line, found))
+                row = print_cached(line, found)
+                self.rows.add(row if self._echo is None else self._echo.add_to(row, raw))
             except OSError as exc:
                 self.rows.drop()
                 self._give_up(f"reused rows cannot be stored temporarily ({exc.strerror})")
@@ -262,10 +276,11 @@ def open_reuse(
     names: Sequence[str],
     created: int,
     stack: ExitStack,
+    echo: EchoedFields | None = None,
 ) -> Reuse | None:
     """Open the cache of `--reuse`; None without one, or if it cannot be used.
 
-    `names` are the served model names. `stack` closes the cache.
+    `names` are the served model names. `stack` closes the cache. Rows have the fields of `echo`.
     """
     if options.reuse is None:
         return None
@@ -284,6 +299,6 @@ def open_reuse(
         log(f"note: {exc}: the run continues without reuse")
         return None
     keys = ResultKeys(all_names(config, names), options.reuse_sampled)
-    reuse = Reuse(cache, ReusedRows(options.output_tmp_dir), created, keys)
+    reuse = Reuse(cache, ReusedRows(options.output_tmp_dir), created, keys, echo)
     stack.callback(reuse.close)
     return reuse

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from tidemill.batch.file.throughput import Countdown, RateWindow
 from tidemill.batch.parts import NotRun, row_not_run
@@ -45,6 +46,9 @@ from .run_span import traced
 from .settings_record import SettingsRecord
 from .tally import Tally
 
+if TYPE_CHECKING:
+    from .echo import EchoedFields
+
 _INFLIGHT_PER_SEQUENCE = 4
 _MIN_MEASURED_SECONDS = 0.1
 _FORECAST_SECONDS = 2.0
@@ -72,6 +76,7 @@ class Run:
     deadline: float | None = None
     reuse: Reuse | None = None
     span: WorkSpan | None = None
+    echo: EchoedFields | None = None
     record: SettingsRecord = field(kw_only=True)
 
     def run_lines(self, served: Served | EngineReplicas) -> bool:
@@ -101,8 +106,10 @@ class Run:
         with self.adding_resume_hint():
             lines = self.requests.read(self.index, self.plan.unfinished())
             while some := [*islice(lines, ROWS_PER_WRITE)]:
-                rows = [(line, row_not_run(line.raw, _OVER_LIMIT)[0]) for line in some]
-                self.writer.write([(line, Row(row.row, is_success=False)) for line, row in rows])
+                rows = [(line, row_not_run(line.raw, _OVER_LIMIT)[0].row) for line in some]
+                if self.echo is not None:
+                    rows = [(line, self.echo.add_to(row, line.raw)) for line, row in rows]
+                self.writer.write([(line, Row(row, is_success=False)) for line, row in rows])
                 for line, _ in rows:
                     tally.num_not_run += 1
                     tally.count(failure=_OVER_LIMIT.message, line=line.raw.number)
@@ -165,6 +172,8 @@ class Run:
         info = served.info()
         self.record.check_loaded(info)
         self.record.start()
+        if self.echo is not None:
+            runner = self.echo.runner(runner)
         if self.span is not None:
             runner = traced(runner, self.span, self.options.defaults.apply)
         max_inflight = self.options.max_inflight or _INFLIGHT_PER_SEQUENCE * info.max_num_seqs

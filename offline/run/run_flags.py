@@ -7,15 +7,25 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from ..arguments.argument_types import port_number, positive_int, positive_number, size_in_bytes
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.routes import known_route
+
+from ..arguments.argument_types import (
+    field_names,
+    port_number,
+    positive_int,
+    positive_number,
+    size_in_bytes,
+)
 from ..arguments.calibration_flags import NAMES, calibration_keys
 from ..arguments.cascade_flags import add_cascade_flags, cascade_of
 from ..arguments.dataset_id import add_dataset_flags
 from ..arguments.default_flags import add_default_flags, defaults_of
 from ..arguments.parser import Parser, add_tmp_dir_flag
-from ..arguments.recipe_flags import add_recipe_flags, only_calibrates
+from ..arguments.recipe_flags import add_recipe_flags, has_recipe, only_calibrates
 from ..arguments.typed_flags import repeated_flags
 from ..arguments.unknown_flags import parse_known
+from ..console.errors import Refused
 from ..engine.data_parallel import add_data_parallel_flag
 from ..engine.options import add_engine_flags, engine_fields
 from ..files.paths import name_files, name_shard_files
@@ -103,6 +113,13 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
         group,
         "run shard I of N of the file, such as 3/8, and write its rows to FILE.3-of-8; join all "
         "shards with `tidemill join`",
+    )
+    add(
+        "--echo-fields",
+        type=field_names,
+        default=(),
+        metavar="NAMES",
+        help="copy these comma-separated fields of a line, such as metadata, to its row",
     )
     _add_rows_flags(group)
     card = group.add_mutually_exclusive_group()
@@ -224,11 +241,27 @@ def take_row_calibration(arguments: argparse.Namespace, file: str) -> dict[str, 
     return keys
 
 
+def take_line_url(arguments: argparse.Namespace, file: str) -> str | None:
+    """Return the endpoint of lines that name none, and clear its flag; None for a table.
+
+    Raises Refused for an unknown endpoint.
+    """
+    url = arguments.url
+    if url is None or has_recipe(arguments, file) or format_of(file) not in {None, "jsonl"}:
+        return None
+    arguments.url = None
+    try:
+        return known_route(url).name
+    except RequestError as exc:
+        raise Refused(f"--url: {exc.message}") from exc
+
+
 def options_from(arguments: argparse.Namespace) -> RunOptions:
     """Return the options of the parsed arguments."""
     named = arguments.output_file
     names = name_files(arguments.input_file, named, arguments.files)
     arguments.input_file, arguments.output_file = names
+    arguments.line_url = take_line_url(arguments, names[0])
     arguments.row_calibration = take_row_calibration(arguments, names[0])
     arguments.table = table_options(arguments, names[0], named, more_extras=("engine",))
     if arguments.table is not None:

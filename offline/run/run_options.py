@@ -24,6 +24,7 @@ from .reuse_flags import check_reuse
 class RunOptions(EngineOptions):
     """Options of a run and its engine. Sizes are bytes; None means the default.
 
+    `line_url` is the endpoint of lines without one. Rows have the `echo_fields` of their lines.
     `typed_flags` are the words that a retry repeats. A `stage` of a cascade writes only the rows of
     one model, and its own card, to `output_file`. `row_calibration` has the keys that calibrate the
     rows of requests; those of a table are in its recipe.
@@ -33,6 +34,8 @@ class RunOptions(EngineOptions):
     output_file: str
     error_file: str | None = None
     shard: Shard | None = None
+    line_url: str | None = None
+    echo_fields: tuple[str, ...] = ()
     output_tmp_dir: Path | None = None
     dialect: Literal["openai", "vllm"] = "openai"
     on_invalid_line: Literal["fail", "skip"] = "fail"
@@ -68,6 +71,12 @@ class RunOptions(EngineOptions):
     def __post_init__(self) -> None:
         """Raise Refused for flags that require others, or cannot be combined."""
         check_reuse(self.reuse, self.reuse_max_size, sampled=self.reuse_sampled)
+        if self.echo_fields and self.table is not None:
+            raise Refused(
+                "--echo-fields is not supported for tables: --keep copies columns to the output"
+            )
+        if self.line_url is not None and self.shard is not None:
+            raise Refused("--url cannot be combined with --shard: write `url` in each line")
         if self.row_calibration and self.cascade is not None:
             raise Refused(
                 "--escalate cannot be combined with a calibration, because each model would need "

@@ -26,12 +26,14 @@ from .run_options import RunOptions
 MODEL: Final = "--model"
 _FLAGS: Final = {
     "served_model_names": "--served-model-name",
+    "line_url": "--url",
     **{
         name: f"--{name.replace('_', '-')}"
         for name in (
             *("any_model", "proof_rows", "enable_prompt_tokens_details", "runner", "convert"),
             *("tool_call_parser", "reasoning_parser", "dtype", "max_model_len", "kv_cache_dtype"),
             *("quantization", "seed", "dialect", "truncate_prompt_tokens", "batch_invariant"),
+            "echo_fields",
         )
     },
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from .custom_tools import input_of
+from ..custom_tools import input_of
 from .response import ended_body
 
 # By kind of item: the prefix of its IDs, and the prefix of its events, which names its part.

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from ..custom_tools import arguments_of
 from ..fields import Text, text_or_list_of
 from ..page_ranges import Pages
 from ..parts import CheckedUrl, FileSource
-from .custom_tools import arguments_of
 
 _TEXT_TYPES = ("input_text", "output_text", "text")
 

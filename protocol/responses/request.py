@@ -22,12 +22,12 @@ from pydantic import (
 from pydantic_core import to_json
 
 from ..chat import ChatCompletionRequest
+from ..custom_tools import chat_function
 from ..errors import RequestError
 from ..fields import NumLogprobs, Text, Whole, few_fields, text_or_list_of
 from ..parts import PlacedImage
 from ..unsupported import CHAT
 from ..validation import parse, refuse_unsupported, short_repr
-from .custom_tools import chat_function
 from .input_items import ChatMessages, FilePart, ImagePart, Item
 
 LOGPROBS = "message.output_text.logprobs"

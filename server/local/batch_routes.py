@@ -86,7 +86,8 @@ class BatchRoutes:
         """Create a batch from a file, or return the one with the same idempotency key."""
         async with _BODY_READER.read_object(request.scope, request.receive) as body:
             fields = _fields_of(body, request.headers.get("idempotency-key"))
-        return await self._start(lambda: self._create(parse_request(fields)))
+        batch = await self.start(lambda: self._create(parse_request(fields)))
+        return await self._respond(batch.id)
 
     async def retry(self, request: Request) -> Response:
         """Create a batch of the requests of another that failed or did not run."""
@@ -98,10 +99,11 @@ class BatchRoutes:
             wanted = parse_model(RetryRequest, body)
         _check_supported(wanted.fields())
         key = _one_key(wanted.idempotency_key, request.headers.get("idempotency-key"))
-        return await self._start(lambda: self._retry(old, parse_retry(old, wanted, earlier), key))
+        batch = await self.start(lambda: self._retry(old, parse_retry(old, wanted, earlier), key))
+        return await self._respond(batch.id)
 
-    async def _start(self, create: Callable[[], Batch]) -> Response:
-        """Create a batch in a thread, and start it."""
+    async def start(self, create: Callable[[], Batch]) -> Batch:
+        """Create a batch in a thread, start it and return it; raises `RequestError`."""
         try:
             with options_as_request_errors():
                 batch = await asyncio.to_thread(create)
@@ -111,7 +113,7 @@ class BatchRoutes:
             raise
         if not batch.is_terminal:
             self._runner.start(batch.id)
-        return await self._respond(batch.id)
+        return batch
 
     async def list(self, request: Request) -> Response:
         """List the batches, newest first."""
@@ -200,7 +202,7 @@ class BatchRoutes:
         """Create the batch of a request, or return the existing one; raises InvalidOption."""
         batch_id = batch_id_of_request(DROP_TENANT, parsed.idempotency_key or uuid4().hex)
         stored = self._store.batches.get(batch_id)
-        made = stored.batch if stored is not None else self._create_batch(batch_id, parsed)
+        made = stored.batch if stored is not None else self.add(batch_id, parsed)
         parsed.check_same(made)
         return made
 
@@ -223,16 +225,22 @@ class BatchRoutes:
                     status_code=410,
                 ) from exc
             parsed = BatchParams(file.id, old.endpoint, params.options)
-            made = self._create_batch(batch_id, parsed, retry=params.retry)
+            made = self.add(batch_id, parsed, retry=params.retry)
         else:
             made = stored.batch
         params.check_same(made)
         self._store.batches.change(old.id, retried_by=made.id)
         return made
 
-    def _create_batch(
-        self, batch_id: str, parsed: BatchParams, *, retry: Retry | None = None
+    def add(
+        self,
+        batch_id: str,
+        parsed: BatchParams,
+        *,
+        retry: Retry | None = None,
+        num_rows: int = 0,
     ) -> Batch:
+        """Add a batch to the store and return it; `num_rows` is 0 until its file is read."""
         now, file = int(time.time()), self._store.files.get(parsed.input_file_id)
         if file is None or not self._store.link_input(file.id, batch_id):
             raise invalid_input_file("was not found")
@@ -247,6 +255,7 @@ class BatchRoutes:
             expires_at=now + window_seconds(parsed.options.completion_window),
             endpoint=parsed.endpoint,
             retry=retry,
+            num_rows=num_rows,
         )
         return self._store.batches.create(batch)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -29,6 +29,11 @@ _BATCH = TypeAdapter(Batch)
 _PROGRESS = TypeAdapter(Progress)
 OPEN = (Status.VALIDATING, Status.IN_PROGRESS, Status.FINALIZING, Status.CANCELLING)
 _BY_ID = "SELECT place, document, progress, rows_end FROM batches WHERE id = ?"
+_OLDER: Final = (
+    "SELECT place, document, progress, rows_end FROM batches WHERE place < ?1"
+    " AND (?2 IS NULL OR json_extract(document, '$.endpoint') = ?2) ORDER BY place DESC LIMIT ?3"
+)
+_NEWER: Final = _OLDER.replace("place < ", "place > ").replace("DESC", "ASC")
 
 
 class StoredBatch(NamedTuple):
@@ -61,24 +66,28 @@ class BatchTable:
         rows = self._database.read(_BY_ID, batch_id)
         return _stored(rows[0]) if rows else None
 
-    def list(self, *, limit: int, after: str | None = None) -> tuple[Sequence[StoredBatch], bool]:
-        """Return a page of batches after `after`, newest first, and whether there are more.
+    def list(
+        self,
+        *,
+        limit: int,
+        after: str | None = None,
+        before: str | None = None,
+        endpoint: str | None = None,
+    ) -> tuple[Sequence[StoredBatch], bool]:
+        """Return batches after `after`, or those right before `before`; newest first.
 
-        Raises KeyError when there is no batch `after`.
+        Only those of an `endpoint`, if one is given. The second value says whether there are more
+        in that direction. Raises KeyError if the batch of the ID does not exist.
         """
-        place = 2**62
-        if after is not None:
-            stored = self.get(after)
+        place, is_older = 2**62, before is None
+        if (known := after if is_older else before) is not None:
+            stored = self.get(known)
             if stored is None:
-                raise KeyError(after)
+                raise KeyError(known)
             place = stored.place
-        rows = self._database.read(
-            "SELECT place, document, progress, rows_end FROM batches WHERE place < ?"
-            " ORDER BY place DESC LIMIT ?",
-            place,
-            limit + 1,
-        )
-        return [_stored(row) for row in rows[:limit]], len(rows) > limit
+        rows = self._database.read(_OLDER if is_older else _NEWER, place, endpoint, limit + 1)
+        page = [_stored(row) for row in rows[:limit]]
+        return page if is_older else page[::-1], len(rows) > limit
 
     def open_ids(self) -> Sequence[str]:
         """Return the ids of batches that are not terminal, oldest first."""

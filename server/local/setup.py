@@ -15,6 +15,7 @@ from ..context import ServerContext
 from .batch_routes import BatchRoutes
 from .dashboard_routes import DashboardRoutes
 from .file_routes import MAX_FILE_BYTES, FileRoutes
+from .message_batch_routes import MessageBatchRoutes
 from .response_routes import ResponseRoutes
 from .runner import Runner
 from .store import Store
@@ -50,7 +51,8 @@ def make_local_batches(
     most = MAX_FILE_BYTES if max_file_bytes is None else max_file_bytes
     files, batches = FileRoutes(store, most), BatchRoutes(store, runner)
     dashboard = DashboardRoutes(store, batches, files, [*models], has_keys=has_keys)
-    apis = (files, UploadRoutes(store, most), batches, dashboard)
+    messages = MessageBatchRoutes(store, runner, batches, context)
+    apis = (files, UploadRoutes(store, most), batches, messages, dashboard)
     routes = [route for api in apis for route in api.routes()]
     responses = ResponseRoutes(context, store.responses)
 

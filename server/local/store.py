@@ -12,7 +12,7 @@ from pathlib import Path
 from tidemill.batch.stored_file import File
 
 from . import batches, files, history, input_lines, responses, rows, uploads
-from .batches import BatchTable
+from .batches import BatchTable, StoredBatch
 from .database import Database
 from .files import FileTable
 from .folder import Folder, is_full, lock_folder, sync_folder
@@ -71,6 +71,18 @@ class Store:
     def rows_of(self, batch_id: str) -> Rows:
         """Return the finished rows of a running batch."""
         return Rows(self.database, self.batches, batch_id, self.folder.rows_of(batch_id))
+
+    def delete_batch(self, stored: StoredBatch) -> None:
+        """Delete a batch that has ended, with its input, its results and its history."""
+        batch, place = stored.batch, stored.place
+        for file_id in (batch.input_file_id, batch.output_file_id, batch.error_file_id):
+            if file_id is not None:
+                self.files.delete(file_id)
+        with self.database.writing() as connection:
+            connection.execute("DELETE FROM rows WHERE batch = ?", (place,))
+            connection.execute("DELETE FROM line_blocks WHERE batch = ?", (place,))
+            connection.execute("DELETE FROM history WHERE batch = ?", (batch.id,))
+            connection.execute("DELETE FROM batches WHERE place = ?", (place,))
 
     def delete_work(self, batch_id: str) -> None:
         """Delete the work folder of a batch that has ended."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tidemill.protocol.custom_tools import input_of
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.requests import check_request
-from tidemill.protocol.responses.custom_tools import input_of
 from tidemill.protocol.responses.request import ResponsesRequest
 from tidemill.protocol.routes import RESPONSES
 

@@ -49,6 +49,9 @@ CHATS: dict[str, Any] = {
         "schema": LISBON,
         "counted": True,
         "refused": "not_found_error",
+        "batch": ["Paris", "not_found_error"],
+        "listed": True,
+        "deleted": "message_batch_deleted",
     },
     "autobatcher": {"chat": "Paris", "responses": ["19", "20"], "batch": ["19", "20"]},
     "guidellm": {

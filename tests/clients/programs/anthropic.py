@@ -1,4 +1,4 @@
-"""Messages by `/v1/messages`: whole, streamed, stopped, as a JSON schema, and counted.
+"""Messages by `/v1/messages`: whole, streamed, stopped, as a JSON schema, counted, in batches.
 
 Package: anthropic
 Point: `anthropic.Anthropic(base_url="http://127.0.0.1:8000", api_key=KEY)`
@@ -6,6 +6,7 @@ Point: `anthropic.Anthropic(base_url="http://127.0.0.1:8000", api_key=KEY)`
 
 import json
 import os
+import time
 
 import anthropic
 
@@ -37,6 +38,18 @@ home = client.messages.create(
     output_config={"format": {"type": "json_schema", "schema": schema}},
 )
 counted = client.messages.count_tokens(model=given["model"], messages=given["messages"])
+line = {name: value for name, value in given.items() if name != "extra_body"} | {"temperature": 0}
+made = client.messages.batches.create(
+    requests=[
+        {"custom_id": "a", "params": line},
+        {"custom_id": "b", "params": {**line, "model": "claude"}},
+    ]
+)
+while client.messages.batches.retrieve(made.id).processing_status != "ended":
+    time.sleep(0.1)
+results = {row.custom_id: row.result for row in client.messages.batches.results(made.id)}
+listed = [batch.id for batch in client.messages.batches.list(limit=1)]
+deleted = client.messages.batches.delete(made.id).type
 try:
     client.messages.create(**{**given, "model": "claude"})
 except anthropic.NotFoundError as error:
@@ -50,6 +63,9 @@ print(
             "schema": json.loads(home.content[0].text),
             "counted": counted.input_tokens == whole.usage.input_tokens,
             "refused": refused,
+            "batch": [results["a"].message.content[0].text, results["b"].error.error.type],
+            "listed": listed == [made.id],
+            "deleted": deleted,
         }
     )
 )

@@ -25,6 +25,7 @@ from tidemill.server.app import make_app, make_context
 from tidemill.server.local.batch_routes import BatchRoutes
 from tidemill.server.local.dashboard_routes import DashboardRoutes
 from tidemill.server.local.file_routes import FileRoutes
+from tidemill.server.local.message_batch_routes import MessageBatchRoutes
 from tidemill.server.local.response_routes import ResponseRoutes
 from tidemill.server.local.runner import Runner
 from tidemill.server.local.store import Store, open_store
@@ -168,6 +169,7 @@ async def serving(
             *files.routes(),
             *UploadRoutes(store, max_file_bytes).routes(),
             *batches.routes(),
+            *MessageBatchRoutes(store, runner, batches, context).routes(),
             *DashboardRoutes(store, batches, files, [MODEL], has_keys=bool(api_keys)).routes(),
         ]
         app = make_app(context, routes)
