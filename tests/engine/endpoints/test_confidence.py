@@ -27,6 +27,8 @@ from tidemill.engine.scheduling.sequence import ConstraintState
 from tidemill.protocol.chat import ChatCompletionRequest
 from tidemill.protocol.contract import Reply, StreamedReply
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 PRETRAINED = pretrained_tokenizer()
 MODEL = text_model_of(PRETRAINED)
 CHATS = "/v1/chat/completions"
