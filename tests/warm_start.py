@@ -40,7 +40,6 @@ ROOT: Final = Path(__file__).parents[1]
 SCRIPTS: Final = {
     str(ROOT / name)
     for name in (
-        "tests/engine/model/weights/measure_memory.py",
         "tests/engine_process/scripted_engine.py",
         "tests/offline/scripted.py",
         "tests/server/local/serve_process.py",
@@ -240,7 +239,7 @@ def _target(command: list[str]) -> tuple[str, list[str]] | None:
         return None
     if command[1:] == ["-u", "-c", _TESTS]:
         return _TESTS, []
-    if command[1:2] == ["-m"] and command[2] in {"tidemill", _KERNEL}:
+    if command[1:3] in (["-m", "tidemill"], ["-m", _KERNEL]):
         return command[2], command[3:]
     if command[: len(_MODULE_COMMAND)] == _MODULE_COMMAND:
         module, *arguments = command[len(_MODULE_COMMAND) :]

@@ -150,7 +150,37 @@ def test_a_file_that_is_truncated_during_the_read_is_refused(tmp_path: Path) -> 
         read_weights(checkpoint, architecture_of(hf_config), torch.float32, CPU)
 
 
-MEASURE = Path(__file__).with_name("measure_memory.py")
+MEASURE = """
+import os, resource, sys, torch
+from tidemill.engine.model.weights.checkpoint import find_checkpoint
+from tidemill.engine.model.config.hf_config import read_hf_config
+from tidemill.engine.model.families.registry import architecture_of
+from tidemill.engine.model.weights import weights as module
+from tidemill.engine.model.weights.staging import Staging
+from tidemill.engine.model.weights.weights import read_weights
+def measure(name, is_staged):
+    if is_staged:
+        def copy(to, buffer):
+            to.copy_(buffer)
+            return lambda: None
+        first, second = (torch.empty(10**6, dtype=torch.uint8) for _ in range(2))
+        module.staging_for = lambda _: Staging(copy, (first, second))
+    hf_config = read_hf_config(sys.argv[1])
+    checkpoint = find_checkpoint(sys.argv[1])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    architecture, dtype = architecture_of(hf_config), getattr(torch, name)
+    weights = read_weights(checkpoint, architecture, dtype, torch.device("cpu"))
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    held = sum(tensor.nbytes for tensor in weights.values())
+    largest = max(path.stat().st_size for path in checkpoint.files)
+    print(name, is_staged, (after - before) * 1024, held, largest, flush=True)
+# Each is a process with separate memory; the libraries are imported once.
+for case in ("bfloat16", False), ("float32", False), ("bfloat16", True):
+    if not os.fork():
+        measure(*case)
+        os._exit(0)
+    os.wait()
+"""
 
 
 def save_sharded(folder: Path, hidden: int, layers: int) -> None:
@@ -191,12 +221,12 @@ def save_sharded(folder: Path, hidden: int, layers: int) -> None:
 
 
 def test_apart_from_the_weights_only_one_tensor_is_in_memory(tmp_path: Path) -> None:
-    """A tenth of a gigabyte in nine files: far below the largest of them and 150 MB.
+    """A tenth of a gigabyte is in nine files: a second copy of it would be found.
 
     On the way to another device, which the host plays here, two small buffers.
     """
     save_sharded(tmp_path / "model", hidden=768, layers=8)
-    command = [sys.executable, str(MEASURE), str(tmp_path / "model")]
+    command = [sys.executable, "-c", MEASURE, str(tmp_path / "model")]
     measured = run(command, capture_output=True, text=True, check=True)
     cases = [line.split() for line in measured.stdout.splitlines()]
     assert len(cases) == 3
