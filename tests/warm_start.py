@@ -91,6 +91,8 @@ _CLONE_PARENT: Final = 0x8000
 _MAX_BYTES: Final = 1 << 17
 _MAX_FDS: Final = 64
 _START_SECONDS: Final = 120.0
+# The command of Jupyter's kernels.
+_KERNEL: Final = "ipykernel_launcher"
 # Words of commands that start other processes; each of them gets a server, as a child.
 _HAVE_CHILDREN: Final = frozenset({"worker", "serve", "launcher", "-dp", "--data-parallel-size"})
 # The command of xdist's processes, by execnet.
@@ -237,8 +239,8 @@ def _target(command: list[str]) -> tuple[str, list[str]] | None:
         return None
     if command[1:] == ["-u", "-c", _TESTS]:
         return _TESTS, []
-    if command[1:3] == ["-m", "tidemill"]:
-        return "tidemill", command[3:]
+    if command[1:3] in (["-m", "tidemill"], ["-m", _KERNEL]):
+        return command[2], command[3:]
     if command[: len(_MODULE_COMMAND)] == _MODULE_COMMAND:
         module, *arguments = command[len(_MODULE_COMMAND) :]
         return module, arguments
@@ -307,7 +309,7 @@ def _wait_for_command(connection: socket.socket) -> tuple[Any, list[int], socket
         else:
             connection.close()
             target, arguments = request[0]
-            if target != _TESTS and _HAVE_CHILDREN.isdisjoint(arguments):
+            if target not in {_TESTS, _KERNEL} and _HAVE_CHILDREN.isdisjoint(arguments):
                 return request, fds, None
             ours, connection = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             if os.fork():

@@ -163,6 +163,7 @@ def package_versions(*packages: str) -> str:
     return " ".join(f"{package}={_package_version(package)}" for package in packages)
 
 
+@cache  # finding and parsing the metadata of one takes milliseconds
 def _package_version(package: str) -> str:
     try:
         return metadata.version(package)

@@ -19,6 +19,7 @@ from transformers import (
 
 from tests.demo.spoken import WORDS, held_out, listen, load_speech_model, share_right
 from tests.engine.speech_tokenizer import NO_SPEECH, NO_TIMESTAMPS, START
+from tests.long_parameters import with_long
 from tidemill import demo
 from tools.demo.voices import SAMPLE_RATE
 
@@ -72,25 +73,27 @@ def test_the_generation_config_has_the_id_of_every_special_token(loaded: Loaded)
     assert ids(f"<|{WINDOW_SECONDS}.00|>") == len(tokenizer) - 1 == ids("<|0.00|>") + NUM_FRAMES
 
 
-@pytest.mark.parametrize("language", WORDS)
-def test_it_writes_down_held_out_digits(loaded: Loaded, language: Any) -> None:
-    """At least 19 of 20 strings of digits that it was never trained on, in voices of all kinds."""
-    assert share_right(loaded, held_out(40, language, seed=5), task="transcribe") >= 0.9
+@pytest.mark.parametrize(
+    ("language", "count"), with_long([("en", 10)], [(language, 40) for language in WORDS])
+)
+def test_it_writes_down_held_out_digits(loaded: Loaded, language: Any, count: int) -> None:
+    """Nine of ten strings of digits that it was never trained on, in voices of all kinds."""
+    assert share_right(loaded, held_out(count, language, seed=5), task="transcribe") >= 0.9
 
 
 def test_what_german_voices_say_is_translated(loaded: Loaded) -> None:
     """German digits are translated to English words on request."""
-    recordings = held_out(20, "de", seed=6)
+    recordings = held_out(10, "de", seed=6)
     assert share_right(loaded, recordings, "en", language="de", task="translate") >= 0.85
 
 
 def test_languages_are_detected(loaded: Loaded) -> None:
-    """At most one of 40 recordings is assigned to the wrong language, from the audio alone."""
+    """At most one of 20 recordings is assigned to the wrong language, from the audio alone."""
     model, processor = loaded
     ids = processor.tokenizer.convert_tokens_to_ids(["<|en|>", "<|de|>"])
     wrong = 0
     for language in WORDS:
-        recordings = [one.samples for one in held_out(20, language, seed=7)]
+        recordings = [one.samples for one in held_out(10, language, seed=7)]
         inputs = processor(recordings, sampling_rate=SAMPLE_RATE, return_tensors="pt")
         found = model.detect_language(inputs.input_features, num_segment_frames=2 * NUM_FRAMES)
         wrong += found.tolist().count(ids[("en", "de").index(language) - 1])
@@ -99,7 +102,7 @@ def test_languages_are_detected(loaded: Loaded) -> None:
 
 def test_recordings_of_several_windows_are_written_down(loaded: Loaded) -> None:
     """The model's timestamps join windows; hardly a word is lost between them."""
-    recordings = held_out(8, "en", phrases=6, seed=8)
+    recordings = held_out(4, "en", phrases=6, seed=8)
     assert all(len(one.samples) > 1.5 * WINDOW_SECONDS * SAMPLE_RATE for one in recordings)
     texts = listen(*loaded, [one.samples for one in recordings], language="en", task="transcribe")
     alike = [

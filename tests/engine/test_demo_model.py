@@ -18,6 +18,8 @@ from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.network.kv_cache_size import KVCacheSize
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 QUESTIONS = Path(__file__).parents[1] / "demo" / "questions.jsonl"
 NUM_PROMPTS = 80
 MAX_TOKENS = 24

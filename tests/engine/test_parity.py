@@ -219,12 +219,14 @@ def test_a_sampled_row_does_not_depend_on_other_rows(ready: Ready, family: str) 
     ]
     together, stats = run_all(model, requests, num_pages=14)
     assert stats.preemptions > 0
-    for request, got in zip(requests, together, strict=True):
+    for request, got in [*zip(requests, together, strict=True)][::3]:
         (alone,), _ = run_all(model, [request], budget=256, steps_ahead=1)
         assert alone.token_ids == got.token_ids
 
 
-@pytest.mark.parametrize("family", ["Qwen3Config", "Gemma3, near and far", "GptOssConfig"])
+@pytest.mark.parametrize(
+    "family", with_long(["GptOssConfig"], ["Qwen3Config", "Gemma3, near and far"])
+)
 def test_sampled_rows_do_not_depend_on_the_network(tmp_path: Path, family: str) -> None:
     """Our decoder and transformers' classes give the same rows."""
     eager: Any = build(family)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -239,19 +240,23 @@ def shown_request(
 
 def inputs_of(folder: Path, request: SequenceRequest) -> dict[str, torch.Tensor]:
     """Return a request as input for transformers' class, with images from its own processor."""
-    from transformers import AutoImageProcessor
-
     ids = torch.tensor([request.prompt_ids])
     if not request.images:
         return {"input_ids": ids}
     pixels: list[NDArray[np.uint8]] = [shown.pixels for shown in request.images]
-    processor = AutoImageProcessor.from_pretrained(folder, use_fast=False)
-    inputs = dict(processor(pixels, return_tensors="pt"))
+    inputs = dict(_processor(folder)(pixels, return_tensors="pt"))
     inputs.pop("num_crops", None)
     if "image_sizes" in inputs:
         return {**inputs, "input_ids": ids}
     name = "mm_token_type_ids" if "image_grid_thw" in inputs else "token_type_ids"
     return {**inputs, "input_ids": ids, name: (ids == IMAGE).long()}
+
+
+@lru_cache(maxsize=1)
+def _processor(folder: Path) -> Any:
+    from transformers import AutoImageProcessor
+
+    return AutoImageProcessor.from_pretrained(folder, use_fast=False)
 
 
 @torch.inference_mode()

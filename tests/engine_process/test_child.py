@@ -156,10 +156,10 @@ async def test_sent_rows_of_a_stream_are_freed(start: Start) -> None:
     data = line(vector=2_000)
     child.send(*(Run(number, number, 0, data) for number in range(256)))
     peaks, num_bytes = [], 0
-    for number in range(256, 2_500):
+    for number in range(256, 1_500):
         num_bytes += len((await child.next(Row)).row)
         child.send(Run(number, number, 0, data))
-        if number % 500 == 0:
+        if number % 250 == 0:
             peaks.append(peak_bytes(child.process.pid))
     assert peaks[-1] - peaks[0] < num_bytes / 3
 

@@ -14,6 +14,8 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager, start_new_kernel
 from nbclient import NotebookClient
 
+from tests.warm_start import installed_starts
+
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 120
 ENDLESS = """
@@ -29,8 +31,9 @@ with Engine() as engine:
 
 @pytest.fixture(autouse=True)
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let kernels import this checkout and use separate settings."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    """Let kernels import this checkout, as forked ones do, and use separate settings."""
+    if installed_starts() is None:
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
     for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
 

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from tidemill.engine.load import load_served
 from tidemill.engine.scheduling.sequence import ConstraintState
 from tidemill.protocol.chat import ChatCompletionRequest
 from tidemill.protocol.contract import Reply, StreamedReply
+
+pytestmark = pytest.mark.usefixtures("proved")
 
 PRETRAINED = pretrained_tokenizer()
 MODEL = text_model_of(PRETRAINED)
@@ -62,6 +65,7 @@ class Scored:
             str(folder), dtype="float32", device="cpu", max_num_batched_tokens=64, max_num_seqs=4
         )
         self.network = network
+        self.logits = cache(self._logits)
         self.prompt_ids = PRETRAINED(PROMPT)["input_ids"]
         self.dispatcher: Dispatcher = load_served(config, served_names=("tiny",))
 
@@ -80,9 +84,13 @@ class Scored:
     def shares(self, state: ConstraintState, token_ids: list[int]) -> dict[int, float]:
         """Return the probabilities of the next tokens among those that a constraint allows."""
         ids = allowed(state, MODEL)
-        with torch.inference_mode():
-            logits = self.network(torch.tensor([[*self.prompt_ids, *token_ids]])).logits[0, -1]
+        logits = self.logits(tuple(token_ids))
         return dict(zip(ids, logits[ids].double().softmax(-1).tolist(), strict=True))
+
+    def _logits(self, token_ids: tuple[int, ...]) -> torch.Tensor:
+        with torch.inference_mode():
+            row: torch.Tensor = self.network(torch.tensor([[*self.prompt_ids, *token_ids]])).logits
+        return row[0, -1]
 
     def enumerated(
         self, state: ConstraintState, token_ids: list[int], ends: tuple[bytes, ...]

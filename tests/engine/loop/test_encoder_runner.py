@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tests.engine.loop.test_cuda_graphs import CapturableReference, CapturesByCallingAgain
 from tests.engine.model.encoders.small_encoders import loaded, save
+from tests.long_parameters import with_long
 from tidemill.engine.kernels import backends
 from tidemill.engine.kernels.step import host_buffer
 from tidemill.engine.kernels.triton import tiles
@@ -25,6 +26,8 @@ from tidemill.engine.loop.encoding import EncodingCore
 from tidemill.engine.model.encoders.loaded_encoder import LoadedEncoder
 from tidemill.engine.model.encoders.pooler import Pooler
 from tidemill.engine.scheduling.encoding import EncodingRequest
+
+pytestmark = pytest.mark.usefixtures("proved")
 
 PADDING = 1
 
@@ -56,7 +59,7 @@ def values(
 
 @pytest.mark.parametrize(
     ("family", "modes"),
-    [("Bert", ("cls",)), ("Bert", ("cls", "max")), ("ModernBert", ("lasttoken",))],
+    with_long([("Bert", ("cls", "max")), ("ModernBert", ("lasttoken",))], [("Bert", ("cls",))]),
 )
 def test_values_are_those_of_launched_steps(
     tmp_path: Path, family: str, modes: tuple[str, ...]

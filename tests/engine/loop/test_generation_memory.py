@@ -18,8 +18,8 @@ from tests.engine.loop.generation_rig import GREEDY, Rig, logits_of, only, outco
 from tests.engine.scheduling.yard import waiting
 from tidemill.engine.errors import DeviceFailed
 from tidemill.engine.kernels.cpu import sampling as cpu_sampling
+from tidemill.engine.scheduling import step_budget
 from tidemill.engine.scheduling.sequence import Sampling, Sequence, SequenceRequest, SequenceResult
-from tidemill.engine.scheduling.step_budget import GROW_AFTER_STEPS
 from tidemill.engine.scheduling.step_failures import MAX_FAILURES_IN_COMPANY
 from tidemill.engine.scheduling.step_plan import StepPlan
 from tidemill.protocol.errors import InternalError
@@ -181,15 +181,16 @@ def test_a_device_without_any_memory_ends_the_engine_and_fails_no_request() -> N
     assert sum(sequence.error is not None for sequence in sequences) == 1  # which is never reported
 
 
-def test_steps_grow_again_once_there_is_memory() -> None:
+def test_steps_grow_again_once_there_is_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """They grow slowly: a temporary bottleneck does not slow down the rest of the job."""
-    rig = lacking(lambda _: len(rig.model.plans) > 1, max_model_len=402, num_pages=900, budget=8)
-    rig.run(*(request([one], 400) for one in range(8)))
+    monkeypatch.setattr(step_budget, "GROW_AFTER_STEPS", 16)
+    rig = lacking(lambda _: len(rig.model.plans) > 1, max_model_len=102, num_pages=900, budget=8)
+    rig.run(*(request([one], 100) for one in range(8)))
     sizes = [plan.num_tokens for plan in rig.model.plans]
     assert rig.model.num_memory_freed == 1
     assert sizes[0] == 8
     sizes = sizes[sizes.index(4) :]
-    assert max(sizes[: GROW_AFTER_STEPS - 1]) == 4
+    assert max(sizes[:15]) == 4
     assert [size for size in sorted(set(sizes)) if size >= 4] == [4, 5, 6, 7, 8]
 
 

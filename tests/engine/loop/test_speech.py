@@ -5,6 +5,8 @@ The models are random, in fp32; every comparison is of whole sequences.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,43 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.engine.speech_models import END, RATE, SHAPES, clip, extractor_of, run, save, work_of
+from tests.engine.speech_models import (
+    END,
+    RATE,
+    SHAPES,
+    clip,
+    extractor_of,
+    run,
+    save,
+    work_of,
+    work_over,
+)
 from tests.long_parameters import with_long
+from tidemill.engine.config import EngineConfig
 from tidemill.engine.loop.core import StepOutput
+from tidemill.engine.model.speech.loading import LoadedSpeech, load_speech
 from tidemill.engine.scheduling.sequence import Sampling
 from tidemill.engine.scheduling.speech import SpeechRequest, SpeechResult, SpeechSegment
 from tidemill.protocol.errors import RequestError
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 Samples = NDArray[np.float32]
+# Returns transformers' model of a shape and seed, and ours.
+Models = Callable[[str, int], tuple[Any, LoadedSpeech]]
+
+
+@pytest.fixture(name="models", scope="module")
+def fixture_models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """Return a function that builds and loads each model once."""
+
+    @cache
+    def models(shape: str, seed: int) -> tuple[Any, LoadedSpeech]:
+        folder: Path = tmp_path_factory.mktemp("whisper")
+        model = save(folder, shape, seed)
+        return model, load_speech(EngineConfig(str(folder), device="cpu", dtype="float32"))
+
+    return models
 
 
 def features_of(shape: str, samples: Samples) -> torch.Tensor:
@@ -49,15 +80,15 @@ def options_of(shape: str) -> dict[str, Any]:
     with_long([((5, 9, 11), True)], [((), False), ((), True), ((5, 9, 11), False)]),
 )
 def test_windows_have_the_same_result_together_and_alone(
-    tmp_path: Path, shape: str, *, has_times: bool, prompt: tuple[int, ...]
+    models: Models, shape: str, *, has_times: bool, prompt: tuple[int, ...]
 ) -> None:
     """There are more than run at once, with and without timestamps and a prompt."""
-    model = save(tmp_path, shape)
+    model, loaded = models(shape, 0)
     window = SHAPES[shape][1]
     clips = [clip(window * share, seed) for seed, share in enumerate((0.1, 1.0, 0.6, 0.9, 0.3))]
     language = options_of(shape)
     recordings = run(
-        work_of(tmp_path),
+        work_over(loaded),
         *(
             SpeechRequest(one, prompt_ids=prompt, wants_segments=has_times, **language)
             for one in clips
@@ -84,12 +115,12 @@ def times_of(pieces: list[dict[str, Any]]) -> list[tuple[float, float, list[int]
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("share", with_long([2.5], [1.0, 1.02]))
 def test_a_long_recording_is_transcribed_window_by_window(
-    tmp_path: Path, shape: str, share: float
+    models: Models, shape: str, share: float
 ) -> None:
     """Its segments, timestamps and language equal those of transformers."""
-    model = save(tmp_path, shape, seed=1)
+    model, loaded = models(shape, 1)
     samples = clip(SHAPES[shape][1] * share, seed=3)
-    (recording,) = run(work_of(tmp_path), SpeechRequest(samples, wants_words=True))
+    (recording,) = run(work_over(loaded), SpeechRequest(samples, wants_words=True))
     features = features_of(shape, samples)
     task = {"task": "transcribe"} if SHAPES[shape][2] else {}
     outputs = model.generate(
@@ -119,11 +150,10 @@ def test_a_long_recording_is_transcribed_window_by_window(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_streamed_recording_yields_its_windows(tmp_path: Path, shape: str) -> None:
+def test_a_streamed_recording_yields_its_windows(models: Models, shape: str) -> None:
     """Each part has the new segments; together they are the result."""
-    save(tmp_path, shape, seed=1)
     samples = clip(SHAPES[shape][1] * 2.5, seed=3)
-    work = work_of(tmp_path)
+    work = work_over(models(shape, 1)[1])
     whole, streamed = (
         work.add(SpeechRequest(samples, is_streamed=is_it)) for is_it in (False, True)
     )
@@ -162,16 +192,16 @@ def test_the_language_is_the_one_that_transformers_detects(tmp_path: Path) -> No
     assert len(set(expected)) > 1
 
 
-def test_a_draw_depends_on_its_seed_and_not_on_neighbors(tmp_path: Path) -> None:
+def test_a_draw_depends_on_its_seed_and_not_on_neighbors(models: Models) -> None:
     """A seed has the same result alone and among others; another seed has another result."""
-    save(tmp_path, "English alone")
+    _, loaded = models("English alone", 0)
     samples = clip(3.0, seed=1)
     requests = [
         SpeechRequest(samples, sampling=Sampling(temperature=0.8, seed=seed)) for seed in (1, 2)
     ]
-    alone = [run(work_of(tmp_path), one)[0].result().segments for one in requests]
+    alone = [run(work_over(loaded), one)[0].result().segments for one in requests]
     greedy = SpeechRequest(clip(2.0, seed=2))
-    together = run(work_of(tmp_path), greedy, *requests)
+    together = run(work_over(loaded), greedy, *requests)
     assert [one.result().segments for one in together[1:]] == alone
     assert alone[0] != alone[1]
 
@@ -209,11 +239,10 @@ def test_silence_is_an_empty_text(tmp_path: Path) -> None:
     ],
 )
 def test_unsupported_requests_are_rejected(
-    tmp_path: Path, shape: str, wrong: dict[str, Any]
+    models: Models, shape: str, wrong: dict[str, Any]
 ) -> None:
     """They are rejected at once, and the others continue."""
-    save(tmp_path, shape)
-    work = work_of(tmp_path)
+    work = work_over(models(shape, 0)[1])
     good = work.add(SpeechRequest(clip(1.0, seed=1)))
     with pytest.raises(RequestError):
         work.add(SpeechRequest(**{"samples": clip(1.0, seed=1), **wrong}))
@@ -222,12 +251,12 @@ def test_unsupported_requests_are_rejected(
     assert good.result().num_output_tokens > 0
 
 
-def test_aborted_recordings_leave(tmp_path: Path) -> None:
+def test_aborted_recordings_leave(models: Models) -> None:
     """They wait or run; the others' results do not change."""
-    save(tmp_path, "English alone")
+    _, loaded = models("English alone", 0)
     clips = [clip(2.0 + seed / 4, seed) for seed in range(5)]
-    expected = [one.result() for one in run(work_of(tmp_path), *map(SpeechRequest, clips))]
-    work = work_of(tmp_path, num_slots=2)
+    expected = [one.result() for one in run(work_over(loaded), *map(SpeechRequest, clips))]
+    work = work_over(loaded, num_slots=2)
     recordings = [work.add(SpeechRequest(one)) for one in clips]
     work.step()
     work.abort({recordings[0], recordings[4]})
@@ -242,11 +271,10 @@ def test_aborted_recordings_leave(tmp_path: Path) -> None:
     assert stats.layers > stats.steps > 0
 
 
-def test_interactive_recordings_run_before_earlier_rows(tmp_path: Path) -> None:
+def test_interactive_recordings_run_before_earlier_rows(models: Models) -> None:
     """They start once there is room for another window."""
     shape = next(iter(SHAPES))
-    save(tmp_path, shape)
-    work = work_of(tmp_path, num_slots=1)
+    work = work_over(models(shape, 0)[1], num_slots=1)
     options = options_of(shape)
     lines = [work.add(SpeechRequest(clip(1.0, seed), **options)) for seed in range(2)]
     urgent = work.add(SpeechRequest(clip(1.0, 9), priority=1, **options))

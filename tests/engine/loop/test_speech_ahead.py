@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.engine.speech_models import clip, run, save, work_over
+from tests.long_parameters import with_long
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.loop.runner import Readout
 from tidemill.engine.media.audio_features import FeatureExtractor
@@ -20,6 +21,8 @@ from tidemill.engine.model.speech.loading import LoadedSpeech, load_speech
 from tidemill.engine.model.speech.runner import SpeechRunner, TextStep
 from tidemill.engine.scheduling.sequence import Sampling
 from tidemill.engine.scheduling.speech import SpeechRequest, SpeechResult
+
+pytestmark = pytest.mark.usefixtures("proved")
 
 PENALTY = Sampling(temperature=0.0, repetition_penalty=1.3)
 # Languages that are given and detected, timestamps, words, draws, penalties, several windows.
@@ -130,7 +133,9 @@ def test_a_penalty_waits_for_its_text(
     assert order.in_flight().keys() == {0}
 
 
-@pytest.mark.parametrize("failing", [{"launch": 9}, {"arrive": 9}, {"launch": 12, "arrive": 10}])
+@pytest.mark.parametrize(
+    "failing", with_long([{"launch": 12, "arrive": 10}], [{"launch": 9}, {"arrive": 9}])
+)
 def test_a_step_that_fails_in_flight_costs_no_recording(
     model: LoadedSpeech,
     expected: list[SpeechResult],

@@ -10,23 +10,34 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.engine.speech_models import clip, run, save, work_of
+from tests.engine.speech_models import clip, run, save, work_over
+from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import DeviceFailed
 from tidemill.engine.loop.speech import SpeechCore
+from tidemill.engine.model.speech.loading import LoadedSpeech, load_speech
 from tidemill.engine.model.speech.runner import SpeechRunner, TextStep
 from tidemill.engine.scheduling.sequence import Sampling
-from tidemill.engine.scheduling.speech import SpeechRequest
+from tidemill.engine.scheduling.speech import SpeechRequest, SpeechResult
 from tidemill.protocol.errors import InternalError
+
+pytestmark = pytest.mark.usefixtures("proved")
 
 CLIPS = [clip(1.0 + seed / 2, seed) for seed in range(5)]
 BAD = 2
 
 
-@pytest.fixture(name="folder")
-def fixture_folder(tmp_path: Path) -> Path:
-    """Return a folder with a tiny model."""
-    save(tmp_path, "English alone")
-    return tmp_path
+@pytest.fixture(name="model", scope="module")
+def fixture_model(tmp_path_factory: pytest.TempPathFactory) -> LoadedSpeech:
+    """Return a tiny model."""
+    folder: Path = tmp_path_factory.mktemp("whisper")
+    save(folder, "English alone")
+    return load_speech(EngineConfig(str(folder), device="cpu", dtype="float32"))
+
+
+@pytest.fixture(name="expected", scope="module")
+def fixture_expected(model: LoadedSpeech) -> list[SpeechResult]:
+    """Return the results of steps that do not fail."""
+    return [one.result() for one in run(work_over(model), *map(SpeechRequest, CLIPS))]
 
 
 def features_of(work: SpeechCore, index: int) -> Tensor:
@@ -52,11 +63,14 @@ def fail_on_bad(monkeypatch: pytest.MonkeyPatch, work: SpeechCore, error: Except
     [(RuntimeError("boom"), "internal_error"), (torch.OutOfMemoryError(), "out_of_memory")],
 )
 def test_a_recording_that_cannot_be_encoded_fails_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str
+    model: LoadedSpeech,
+    expected: list[SpeechResult],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    code: str,
 ) -> None:
     """It has its own 500; recordings encoded with it are transcribed normally."""
-    expected = [one.result() for one in run(work_of(folder), *map(SpeechRequest, CLIPS))]
-    work = work_of(folder)
+    work = work_over(model)
     fail_on_bad(monkeypatch, work, error)
     recordings = run(work, *map(SpeechRequest, CLIPS))
     for index, recording in enumerate(recordings):
@@ -70,13 +84,13 @@ def test_a_recording_that_cannot_be_encoded_fails_alone(
 
 
 def test_a_step_that_fails_once_costs_no_recording(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    model: LoadedSpeech, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is in the middle of texts: all of them are decoded again."""
     requests = [
         SpeechRequest(samples, sampling=Sampling(temperature=0.7, seed=3)) for samples in CLIPS
     ]
-    expected = [one.result() for one in run(work_of(folder), *requests)]
+    expected = [one.result() for one in run(work_over(model), *requests)]
     write, calls = SpeechRunner.decode, 0
 
     def fail_once(own: SpeechRunner, step: TextStep, *more: Any) -> Tensor:
@@ -86,17 +100,16 @@ def test_a_step_that_fails_once_costs_no_recording(
             raise RuntimeError("boom")
         return write(own, step, *more)
 
-    work = work_of(folder)
+    work = work_over(model)
     monkeypatch.setattr(SpeechRunner, "decode", fail_once)
     assert [one.result() for one in run(work, *requests)] == expected
 
 
 def test_logits_that_are_not_finite_fail_only_their_recording(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    model: LoadedSpeech, expected: list[SpeechResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others of the step continue without a retry."""
-    expected = [one.result() for one in run(work_of(folder), *map(SpeechRequest, CLIPS))]
-    work = work_of(folder, num_slots=5)
+    work = work_over(model, num_slots=5)
     write, is_broken = SpeechRunner.decode, False
 
     def broken(own: SpeechRunner, step: TextStep, *more: Any) -> Tensor:
@@ -117,9 +130,11 @@ def test_logits_that_are_not_finite_fail_only_their_recording(
         assert recording in failed or recording.result() == wanted
 
 
-def test_a_suspect_that_is_aborted_is_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_suspect_that_is_aborted_is_gone(
+    model: LoadedSpeech, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It has no event, and is not waited for."""
-    work = work_of(folder)
+    work = work_over(model)
     fail_on_bad(monkeypatch, work, RuntimeError("boom"))
     recordings = [work.add(SpeechRequest(samples)) for samples in CLIPS]
     work.step()  # the first three fail together
@@ -133,14 +148,14 @@ def test_a_suspect_that_is_aborted_is_gone(folder: Path, monkeypatch: pytest.Mon
 
 
 def test_a_device_that_fails_every_step_ends_the_engine_and_fails_no_recording(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    model: LoadedSpeech, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No recording has an error, since silence cannot be encoded either."""
 
     def failing(*_: object) -> Tensor:
         raise RuntimeError("CUDA error")
 
-    work = work_of(folder)
+    work = work_over(model)
     monkeypatch.setattr(SpeechRunner, "encode", failing)
     recordings = [work.add(SpeechRequest(samples)) for samples in CLIPS]
     with pytest.raises(DeviceFailed, match="a step of one token fails as well"):
@@ -149,7 +164,7 @@ def test_a_device_that_fails_every_step_ends_the_engine_and_fails_no_recording(
 
 
 def test_a_device_without_finite_numbers_ends_the_engine(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    model: LoadedSpeech, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scores of silence are not finite either."""
     write = SpeechRunner.decode
@@ -157,7 +172,7 @@ def test_a_device_without_finite_numbers_ends_the_engine(
     def broken(own: SpeechRunner, step: TextStep, *more: Any) -> Tensor:
         return write(own, step, *more) * float("nan")
 
-    work = work_of(folder)
+    work = work_over(model)
     monkeypatch.setattr(SpeechRunner, "decode", broken)
     recordings = [work.add(SpeechRequest(samples)) for samples in CLIPS]
     with pytest.raises(DeviceFailed, match="not finite"):

@@ -19,6 +19,8 @@ from tidemill.engine.model.speech.loading import LoadedSpeech, load_speech
 from tidemill.engine.model.speech.runner import windows_at_once
 from tidemill.engine.scheduling.speech import SpeechRequest, SpeechResult
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 SHAPE = "many languages"
 
 
@@ -31,7 +33,9 @@ def fixture_model(tmp_path_factory: pytest.TempPathFactory) -> LoadedSpeech:
     return replace(loaded, backend=CapturableReference)
 
 
-def texts(model: LoadedSpeech, *captures: CapturesByCallingAgain) -> list[SpeechResult]:
+def texts(
+    model: LoadedSpeech, *captures: CapturesByCallingAgain, count: int = 7
+) -> list[SpeechResult]:
     """Return the results of recordings of one and two windows, some with times of words."""
     remaining = iter(captures)
     runner = speech_graphs.make_runner(
@@ -43,7 +47,7 @@ def texts(model: LoadedSpeech, *captures: CapturesByCallingAgain) -> list[Speech
         SpeechRequest(clip(3 * share, seed), language="de", wants_words=seed == 1)
         for seed, share in enumerate((0.4, 1.5, 0.8, 1.0, 0.2, 0.7, 1.9))
     ]
-    return [recording.result() for recording in run(work, *requests)]
+    return [recording.result() for recording in run(work, *requests[:count])]
 
 
 @pytest.fixture(name="launched", scope="module")
@@ -70,7 +74,7 @@ def test_a_replay_that_fails_costs_no_recording(
 ) -> None:
     """Its windows start over, without graphs if memory was the reason."""
     windows, tokens = CapturesByCallingAgain(), CapturesByCallingAgain(failure)
-    assert texts(model, windows, tokens) == launched
+    assert texts(model, windows, tokens, count=4) == launched[:4]
     assert tokens.next_failure is None
 
 

@@ -20,9 +20,11 @@ from tidemill.engine.load import load_served
 from tidemill.engine.model.batch_invariance import check_batch_invariance
 from tidemill.engine.model.loading import load_model
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 # Steps of parts of a prompt, and of all of them.
 BUDGETS = (40, 2048)
-AT_ONCE = (1, 12)
+AT_ONCE = (1, 8)
 CHOICES = [{"value": str(number)} for number in range(6)]
 QUESTIONS = [
     {"type": "predicate", "instructions": "Does it rain?"},
@@ -32,7 +34,7 @@ QUESTIONS = [
 
 def bodies(layout: str) -> list[dict[str, Any]]:
     """Return decisions of different lengths, some of which begin alike."""
-    states = ["It rains. " * (number % 4 * 6) + f"Row {number}." for number in range(12)]
+    states = ["It rains. " * (number % 4 * 6) + f"Row {number}." for number in range(8)]
     return [{"input": state, "questions": QUESTIONS, "question_layout": layout} for state in states]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -352,5 +353,9 @@ class MarkerReference(HeadReference):
 
 def token_ids(folder: Path, text: str) -> torch.Tensor:
     """Return the tokens of a prompt by transformers' tokenizer, `[1, T]`."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    return torch.tensor([tokenizer.encode(text, add_special_tokens=False)])
+    return torch.tensor([_tokenizer(folder).encode(text, add_special_tokens=False)])
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(folder)

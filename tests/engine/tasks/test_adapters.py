@@ -18,6 +18,8 @@ from tidemill.engine.model.loading import load_model
 from tidemill.engine_process.frames import Ready
 from tidemill.protocol.contract import EngineError
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 LOUD = (LoraModule("loud", "nowhere"),)
 
 

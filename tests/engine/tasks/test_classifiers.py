@@ -18,6 +18,8 @@ from tidemill.engine.errors import ModelRefused
 from tidemill.engine.inspection import inspect_model
 from tidemill.protocol.contract import EngineError
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 NAMES = ("anger", "joy", "fear")
 LABELS = {"id2label": dict(enumerate(NAMES)), "label2id": {name: i for i, name in enumerate(NAMES)}}
 PAIR = {"text": "The tide comes in.", "text_pair": "The water rises."}

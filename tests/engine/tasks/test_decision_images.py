@@ -17,6 +17,8 @@ from tidemill.engine.endpoints.dispatcher import Dispatcher
 from tidemill.net.fetch import Fetcher, FetchFailed
 from tidemill.protocol.contract import Reply
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 PREDICATE = {"type": "predicate", "instructions": "Torn?"}
 NOUL = {"type": "noul", "instructions": "Torn?"}
 

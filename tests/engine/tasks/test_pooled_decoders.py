@@ -21,6 +21,8 @@ from tests.engine.tasks.pooled import TEXTS, Serve, answer, refusal, with_files
 from tidemill.demo import MODEL_PATH
 from tidemill.protocol.contract import EngineError
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:

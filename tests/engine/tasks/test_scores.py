@@ -25,6 +25,8 @@ from tests.engine.tasks.pooled import SMALL, TEXTS, Serve, answer, minilm_with, 
 from tidemill.demo import MODEL_PATH
 from tidemill.engine.errors import ModelRefused
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 
 async def test_scores_of_a_cross_encoder_equal_those_of_sentence_transformers(
     serve: Serve, reranker: Path

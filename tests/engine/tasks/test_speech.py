@@ -23,6 +23,8 @@ from tidemill.engine.tasks import find_task
 from tidemill.engine.tasks.speech import SpeechTask
 from tidemill.protocol.contract import EngineError, Reply
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 SHAPE = "many languages"
 WINDOW = 3
 TARGETS = 64

@@ -19,6 +19,8 @@ from tidemill.engine.endpoints.dispatcher import Dispatcher
 from tidemill.engine.load import load_served
 from tidemill.protocol.contract import Reply
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 PERSON = {
     "type": "object",
     "properties": {

@@ -24,6 +24,8 @@ from tidemill.engine.endpoints.dispatcher import Dispatcher
 from tidemill.engine.inspection import inspect_model
 from tidemill.protocol.contract import EngineError
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 
 def planned_context(**settings: Any) -> int:
     """Return the context that `tidemill models` reports for MiniLM."""

@@ -34,6 +34,8 @@ from tidemill.protocol.contract import Reply, StreamedReply
 from tidemill.protocol.fetched_urls import fetched_urls
 from tidemill.protocol.requests import read_body
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 KINDS = ["gemma3", "qwen2_5_vl"]
 URL = "/v1/chat/completions"
 PLACE = "https://files.example.com/images/"

@@ -33,6 +33,8 @@ from tidemill.protocol.contract import Reply
 from tidemill.protocol.decisions.openai_body import DecisionRequest
 from tidemill.protocol.errors import RequestError
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 URL, CHAT_URL = "/v1/decisions", "/v1/chat/completions"
 TOLERANCE = 1e-5
 # Of recurrent layers, which transformers computes in other chunks.
@@ -155,7 +157,7 @@ def _probabilities(answer: dict[str, Any]) -> list[float]:
 
 
 @given(st.lists(BODIES, min_size=1, max_size=3), st.integers(0, 3))
-@settings(max_examples=max(5, settings().max_examples // 10))
+@settings(max_examples=max(3, settings().max_examples // 10))
 def test_each_option_has_the_sum_over_every_tokenization(
     scene: Scene, bodies: list[dict[str, Any]], num_chats: int
 ) -> None:

@@ -23,6 +23,8 @@ from tidemill.engine.tasks.generation import endpoints_without_weights
 from tidemill.protocol.contract import Reply
 from tidemill.protocol.errors import RequestError
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 CONFIG = EngineConfig(str(demo.MODEL_PATH), dtype="float32", max_num_seqs=8)
 QUESTIONS: list[dict[str, Any]] = [
     {"type": "predicate", "instructions": "Is a city named?"},

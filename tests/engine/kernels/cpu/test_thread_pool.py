@@ -1,10 +1,7 @@
 """The kernels' thread pool: every item runs once, for any caller, without waiting for sleepers."""
 
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,19 +97,3 @@ def test_there_is_one_team_and_it_stays_as_large_as_it_was(
     assert shared_pool() is before[0]
     assert pool_size() == before[1]
     assert thread_pool._start_pool(3)[thread_pool.SIZE] == 4
-
-
-def test_kernels_do_not_load_a_second_openmp() -> None:
-    """A process that ran them has torch's OpenMP only: two spin against each other."""
-    code = """
-import torch
-from tidemill.engine.kernels.cpu import elementwise as blocks
-blocks.rms_norm(torch.ones(300, 300), torch.ones(300), 1e-6)
-maps = open("/proc/self/maps").read().split()
-names = {name.rpartition("/")[2] for name in maps}
-print(len({name for name in names if name.startswith(("libgomp", "libomp", "libiomp"))}))
-"""
-    if not Path("/proc/self/maps").exists():
-        pytest.skip("the system does not say what a process has loaded")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "1"

@@ -18,6 +18,8 @@ from tidemill.engine.model.encoders.loaded_encoder import LoadedEncoder
 from tidemill.engine.model.encoders.loading import load_encoder
 from tidemill.engine.model.encoders.pooling_config import read_pooling_config
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WEIGHTS = "2_Dense/model.safetensors"
 

@@ -23,6 +23,8 @@ from tests.engine.model.encoders.small_encoders import (
 from tidemill.engine.kernels.cpu import linear
 from tidemill.engine.scheduling.encoding import EncodingRequest
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 PAIRS = list(zip(TEXTS, reversed(TEXTS), strict=True))
 
 

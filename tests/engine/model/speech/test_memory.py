@@ -13,6 +13,8 @@ from tidemill.engine.errors import OutOfCacheMemory
 from tidemill.engine.model.speech.loading import LoadedSpeech, count_slots, load_speech
 from tidemill.engine.model.speech.runner import slot_pages
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 
 @pytest.fixture(name="settings")
 def fixture_settings(tmp_path: Path) -> EngineConfig:

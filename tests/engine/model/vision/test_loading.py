@@ -34,6 +34,8 @@ from tidemill.engine.model.vision.preprocessor_config import (
 )
 from tidemill.engine.model.weights.checkpoint import WHOLE, find_checkpoint
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 KINDS = ["gemma3", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 PREPARATION = "preprocessor_config.json"
 CPU = torch.device("cpu")
@@ -83,7 +85,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "qwen3_vl_moe"])
 def test_it_is_proved_with_an_image(folder_of: FolderOf, kind: str, dtype: torch.dtype) -> None:
     """VisionTower and decoder together, against transformers' whole class."""
     parity = check_parity(folder_of(kind), dtype)
@@ -107,9 +109,7 @@ def test_it_is_proved_past_a_window_that_is_longer_than_an_image(folder_of: Fold
     """Both compare the same selection of many tokens."""
     folder = folder_of("gemma3")
     rewrite(folder / "config.json", lambda raw: raw["text_config"].update(sliding_window=400))
-    model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
-    assert isinstance(model.network, Decoder)
-    assert model.vision_encoder is not None
+    assert check_parity(folder).holds
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -182,6 +182,7 @@ def test_a_flat_config_of_a_multimodal_model_is_read_too(folder_of: FolderOf) ->
     model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
     assert isinstance(model.network, Decoder)
     assert model.vision_encoder is not None
+    assert check_parity(folder).holds
 
 
 def test_a_head_that_is_tied_in_the_whole_is_tied(folder_of: FolderOf) -> None:
@@ -235,6 +236,9 @@ def test_a_kind_whose_images_are_not_known_is_served_for_text(
 ) -> None:
     """Our decoder runs it, checked against the whole class, and a note is added."""
     folder = folder_of(kind)
+    hf_config = read_hf_config(str(folder))
+    parts = find_checkpoint(str(folder)), hf_config, architecture_of(hf_config)
+    assert native.check_parity(*parts, native.load(*parts, torch.float32, CPU)).holds
     model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
     assert isinstance(model.network, Decoder)
     assert model.vision_encoder is None

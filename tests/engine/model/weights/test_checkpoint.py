@@ -27,6 +27,8 @@ from tidemill.engine.model.network.loaded_model import LoadedModel
 from tidemill.engine.model.parity.logits import chunked_logits
 from tidemill.engine.model.weights.checkpoint import INDEX, WHOLE
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 LoadingInfo = dict[str, Tensor]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 VISION = {

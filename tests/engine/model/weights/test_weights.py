@@ -221,11 +221,11 @@ def save_sharded(folder: Path, hidden: int, layers: int) -> None:
 
 
 def test_apart_from_the_weights_only_one_tensor_is_in_memory(tmp_path: Path) -> None:
-    """A fifth of a gigabyte in nine files: far below the largest of them and 300 MB.
+    """A tenth of a gigabyte is in nine files: a second copy of it would be found.
 
     On the way to another device, which the host plays here, two small buffers.
     """
-    save_sharded(tmp_path / "model", hidden=1024, layers=8)
+    save_sharded(tmp_path / "model", hidden=768, layers=8)
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "model")]
     measured = run(command, capture_output=True, text=True, check=True)
     cases = [line.split() for line in measured.stdout.splitlines()]

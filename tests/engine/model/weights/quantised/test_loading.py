@@ -469,6 +469,14 @@ def test_experts_stay_in_mxfp4_where_a_device_multiplies_them(
 EXPERTS = "model.layers.1.mlp.experts.down_proj"
 
 
+@pytest.fixture(name="mxfp4", scope="module")
+def fixture_mxfp4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with experts in mxfp4, which tests copy."""
+    folder = tmp_path_factory.mktemp("mxfp4")
+    save_mxfp4(folder)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("piece", "change_piece", "words"),
     [
@@ -490,10 +498,14 @@ EXPERTS = "model.layers.1.mlp.experts.down_proj"
     ],
 )
 def test_experts_in_mxfp4_that_are_torn_are_refused(
-    tmp_path: Path, piece: str, change_piece: Callable[[Tensor], Tensor] | None, words: str
+    mxfp4: Path,
+    tmp_path: Path,
+    piece: str,
+    change_piece: Callable[[Tensor], Tensor] | None,
+    words: str,
 ) -> None:
     """The error names the missing or wrong tensor."""
-    save_mxfp4(tmp_path)
+    copytree(mxfp4, tmp_path, dirs_exist_ok=True)
     tensors = load_file(tmp_path / WHOLE)
     own = tensors.pop(f"{EXPERTS}_{piece}")
     if change_piece is not None:
