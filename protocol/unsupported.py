@@ -78,6 +78,8 @@ _LABELS: dict[str, tuple[object, ...]] = {
     "hypothesis_template": (),
     "function_to_apply": (),
     "top_k": (),
+    "ignore_labels": (["O"],),
+    "stride": (0,),
 }
 
 GENERATION: NeutralValues = MappingProxyType(_TOOLS | _DECODING | _INPUT | _OUTPUT)

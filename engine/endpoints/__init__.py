@@ -33,6 +33,7 @@ from .media_fetch import Fetch, MediaFetcher, RecordingFetcher
 from .moderation import Moderations
 from .responses import Responses
 from .scoring import Rerank, Score
+from .token_classification import ClassifyTokens
 from .tokens import Detokenize, Tokenize, TokenizerInfo
 from .transcriptions import SpeechModel, Transcriptions
 
@@ -88,6 +89,8 @@ def encoder_endpoints(
     if (reader := _head_reader(model)) is not None:
         return (Decisions(reader), SystemOne(reader))
     task, labels = model.description.task, model.description.labels
+    if task == "token_classify":
+        return (ClassifyTokens(model),)
     moderations = (Moderations(model),) if are_named(labels) else ()
     classify = (Classify(model), *moderations) if labels else ()
     if task == "classify":

@@ -38,6 +38,7 @@ _POOLED: dict[PoolingTask, list[Route]] = {
     "embed": [EMBEDDINGS, COHERE_EMBED, SCORE, RERANK],
     "score": [SCORE, RERANK],
     "classify": [],
+    "token_classify": [CLASSIFY],
     "decide": [DECISIONS, SYSTEM_ONE],
 }
 
@@ -57,7 +58,7 @@ def endpoints_of(config: EngineConfig) -> tuple[str, ...] | None:
         return None
     if pooled is not None:
         routes = _POOLED[pooled.task]
-        if pooled.labels:
+        if pooled.labels and pooled.task != "token_classify":
             routes = [*routes, CLASSIFY, *([MODERATIONS] if are_named(pooled.labels) else [])]
     elif description.get("model_type") == _SPEECH_TYPE:
         routes = [TRANSCRIPTIONS, TRANSLATIONS]
