@@ -92,6 +92,7 @@ VECTORS: NeutralValues = MappingProxyType(_POOLING)
 COHERE: NeutralValues = MappingProxyType({**_INPUT, "images": ([],)})
 SCORES: NeutralValues = MappingProxyType(_POOLING | _SCORES)
 LABELS: NeutralValues = MappingProxyType(_POOLING | _LABELS)
+POOL: NeutralValues = MappingProxyType({**_POOLING, "dimensions": (), "data": ()})
 MODERATION: NeutralValues = MappingProxyType({**LABELS, "use_activation": (True,)})
 
 # Decisions are read, not generated; a joint read needs a diffusion model.

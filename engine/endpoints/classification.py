@@ -100,7 +100,7 @@ class Classify:
     ) -> TextDraft[_Prepared]:
         if request.aggregation_strategy is not None:
             raise RequestError(
-                "`aggregation_strategy` requires a token classifier; this model labels whole texts.",
+                "`aggregation_strategy` requires a token classifier; this one labels whole texts.",
                 param="aggregation_strategy",
             )
         created = metadata.created

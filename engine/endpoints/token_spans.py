@@ -79,14 +79,14 @@ def _words(
     if strategy == "first":
         of_words = probs[firsts]
     elif strategy == "average":
-        of_words = np.add.reduceat(probs, firsts, axis=0) / (nexts - firsts)[:, None]
+        sums = np.add.reduceat(probs, firsts, axis=0)
+        of_words = sums / (nexts - firsts).astype(np.float32)[:, None]
     else:
         likeliest = probs.max(axis=1)
         spans = zip(firsts.tolist(), nexts.tolist(), strict=True)
         of_words = probs[[first + int(likeliest[first:stop].argmax()) for first, stop in spans]]
     labels = of_words.argmax(axis=1)
-    scores = _chosen(of_words, labels).astype(np.float32)
-    return _Pieces(labels, scores, tokens.starts[firsts], tokens.ends[nexts - 1])
+    return _Pieces(labels, _chosen(of_words, labels), tokens.starts[firsts], tokens.ends[nexts - 1])
 
 
 def _chosen(probs: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[Any]:

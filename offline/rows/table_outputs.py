@@ -98,6 +98,10 @@ def _answer(results: Mapping[str, Any]) -> dict[str, Any]:
     if names == LABELED:
         label = _parsed(results["label"], only_lists=True)
         return {"data": _labeled(label, _parsed(results["probs"]) or [])}
+    if names == ["spans"]:
+        spans = _parsed(results["spans"]) or []
+        texts = spans if spans and isinstance(spans[0], list) else [spans]
+        return {"data": [{"index": at, "spans": each} for at, each in enumerate(texts)]}
     if "results" in names:
         return {"results": _parsed(results["results"]) or []}
     if questions := question_columns_at_end(names):

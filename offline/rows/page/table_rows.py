@@ -23,7 +23,7 @@ from ..view import ViewedRow
 
 _BUFFER_BYTES: Final = 2**20
 _RESULTS: Final = frozenset(
-    "text reasoning tool_calls logprobs finish_reason embedding scores results usage".split()
+    "text reasoning tool_calls logprobs finish_reason embedding scores results spans usage".split()
 )
 LABELED: Final = ["label", "score", "probs"]
 """Columns of a text's labels."""

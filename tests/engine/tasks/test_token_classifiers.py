@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import pipeline
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import RobertaProcessing
+from transformers import PreTrainedTokenizerFast, pipeline
 
 from tests.engine.model.encoders.small_encoders import save
 from tests.engine.tasks.pooled import TEXTS, Serve, answer, refusal
@@ -78,3 +83,89 @@ async def test_spans_equal_those_of_transformers(family: str, serve: Serve, tmp_
     report = inspect_model(EngineConfig(str(folder)))
     assert report.gives == "labels"
     assert report.runs == ("transformers" if family == "DebertaV2" else "native")
+
+
+async def test_words_of_a_byte_level_tokenizer_are_between_spaces(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """An emoji has several tokens at one position."""
+    folder = save(
+        tmp_path, "Roberta", "ForTokenClassification", max_position_embeddings=640, **LABELS
+    )
+    alphabet = sorted(ByteLevel.alphabet())
+    vocabulary = {char: index for index, char in enumerate(["<s>", "<pad>", "</s>", *alphabet])}
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        ByteLevel(add_prefix_space=False),
+        ByteLevelDecoder(),
+    )
+    tokenizer.post_processor = RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    ).save_pretrained(folder)
+    tag = pipeline("token-classification", str(folder), device="cpu")
+    served = serve(folder)
+    for strategy in STRATEGIES:
+        body = await answer(served, "/classify", input=HARD, aggregation_strategy=strategy)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expected = [tag(text, aggregation_strategy=strategy) for text in HARD]
+        for item, found, text in zip(body["data"], expected, HARD, strict=True):
+            assert item["spans"] == spans_of(found, text)
+
+
+async def test_long_texts_are_rejected_or_cut(serve: Serve, tmp_path: Path) -> None:
+    """Positions are those in the whole text, whichever side is cut."""
+    served = serve(save(tmp_path, "Bert", "ForTokenClassification", **LABELS))
+    for num_words in (400, 30_000):  # of the longer text only a part is tokenized
+        text = "".join(f"tide {number % 9} " for number in range(num_words))
+        reply = await refusal(served, "/classify", input=text)
+        assert "maximum context length is 320 tokens" in reply.body["error"]["message"]
+        for side in ("left", "right"):
+            body = await answer(
+                served,
+                "/classify",
+                input=text,
+                truncate_prompt_tokens=-1,
+                truncation_side=side,
+                aggregation_strategy="none",
+            )
+            assert body["usage"]["prompt_tokens"] == 320
+            [spans] = [item["spans"] for item in body["data"]]
+            assert all(text[each["start"] : each["end"]] == each["text"] for each in spans)
+            assert {each["text"] for each in spans} <= {"tide", *map(str, range(9))}
+            if side == "left":
+                assert spans[0]["start"] > len(text) // 2
+            else:
+                assert spans[-1]["end"] < len(text) // 2
+
+
+async def test_requests_that_a_token_classifier_cannot_answer(serve: Serve, tmp_path: Path) -> None:
+    """Each has one sentence that names the field."""
+    served = serve(save(tmp_path, "Bert", "ForTokenClassification", **LABELS))
+    chat = {"messages": [{"role": "user", "content": "Hello"}]}
+    pair = {"text": "a", "text_pair": "b"}
+    for url, body, words in (
+        ("/v1/chat/completions", chat, "this model supports /v1/classify, /pooling."),
+        ("/v1/embeddings", {"input": "a"}, "this model supports /v1/classify, /pooling."),
+        ("/v1/moderations", {"input": "a"}, "this model supports /v1/classify, /pooling."),
+        ("/v1/classify", chat, "this is a token classifier"),
+        ("/v1/classify", {"input": pair}, "this is a token classifier"),
+        ("/v1/classify", {"input": [101, 102]}, "this is a token classifier"),
+        ("/v1/classify", {"input": ["a", ""]}, "`input.1` must not be empty"),
+        ("/v1/classify", {"input": 7}, "`input` must be"),
+        ("/v1/classify", {"input": "a\ud800"}, "`input"),
+        ("/v1/classify", {"input": "a", "use_activation": False}, "`/pooling` returns logits"),
+        ("/v1/classify", {"input": "a", "aggregation_strategy": "last"}, "`aggregation_strategy`"),
+        ("/v1/classify", {"input": "a", "aggregation_strategy": ["max"]}, "`aggregation_strategy`"),
+        ("/v1/classify", {"input": "a", "stride": 8}, "`stride`"),
+    ):
+        reply = await refusal(served, url, **body)
+        assert words in reply.body["error"]["message"], reply.body
+    other = serve(save(tmp_path / "b", "Bert", "ForSequenceClassification", **LABELS))
+    refused = await refusal(other, "/v1/classify", input="a", aggregation_strategy="max")
+    assert "requires a token classifier" in refused.body["error"]["message"]
+    config = EngineConfig(str(tmp_path))
+    assert endpoints_of(config) == ("/v1/classify", "/pooling")
+    vectors = serve(tmp_path, convert="embed")
+    assert len((await answer(vectors, "/v1/embeddings", input="a"))["data"][0]["embedding"]) == 48
