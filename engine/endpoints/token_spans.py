@@ -26,12 +26,23 @@ class _Pieces(NamedTuple):
     ends: NDArray[np.int64]
 
 
+class _Names(NamedTuple):
+    """The name of each label in spans, and whether it is inside of entities."""
+
+    names: Sequence[str]
+    are_inside: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> _Names:
+        return cls(names, np.array([name != _OUTSIDE for name in names]))
+
+
 class SpanReader:
     """Finds the spans of a model's labels, which may have BIO prefixes (`B-`, `I-`)."""
 
     def __init__(self, labels: Sequence[str]) -> None:
-        self._labels = labels
-        self._entities = [label.split("-", 1)[-1] for label in labels]
+        self._labels = _Names.of(labels)
+        self._entities = _Names.of([label.split("-", 1)[-1] for label in labels])
         tags = [label[2:] if label.startswith(_PREFIXES) else label for label in labels]
         self._tags = np.array([tags.index(tag) for tag in tags])
         self._begins = np.array([label.startswith("B-") for label in labels])
@@ -53,10 +64,9 @@ class SpanReader:
             pieces = _Pieces(labels, _chosen(probs, labels), tokens.starts, tokens.ends)
         else:
             pieces = _words(probs, tokens, strategy)
-        names: Sequence[str] = self._labels
-        if strategy != "none":
-            pieces, names = self._joined(pieces), self._entities
-        return [*_bodies(pieces, names, tokens.text)]
+        if strategy == "none":
+            return [*_bodies(pieces, self._labels, tokens.text)]
+        return [*_bodies(self._joined(pieces), self._entities, tokens.text)]
 
     def _joined(self, pieces: _Pieces) -> _Pieces:
         """Return entities of neighbours with one tag; a label with `B-` begins another one."""
@@ -76,6 +86,7 @@ def _words(
     is_first[0] = True
     firsts = np.flatnonzero(is_first)
     nexts = np.append(firsts[1:], len(probs))
+    of_words: NDArray[Any]
     if strategy == "first":
         of_words = probs[firsts]
     elif strategy == "average":
@@ -94,8 +105,8 @@ def _chosen(probs: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[Any]:
     return chosen
 
 
-def _bodies(pieces: _Pieces, names: Sequence[str], text: str) -> Iterator[SpanBody]:
-    is_inside = np.array([name != _OUTSIDE for name in names])[pieces.labels]
+def _bodies(pieces: _Pieces, found: _Names, text: str) -> Iterator[SpanBody]:
+    names, is_inside = found.names, found.are_inside[pieces.labels]
     labels, scores, starts, ends = (values[is_inside] for values in pieces)
     rows = zip(labels.tolist(), as_numbers(scores), starts.tolist(), ends.tolist(), strict=True)
     for label, score, start, end in rows:
