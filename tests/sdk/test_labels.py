@@ -100,7 +100,9 @@ def test_spans_of_texts(token_classifier: Path, tmp_path: Path) -> None:
     assert main(["run", "-i", f"{tmp_path}/in.jsonl", "-o", str(rows), *again]) == 0
     assert main(["run", "-i", f"{tmp_path}/in.csv", "-o", str(csv), *model, *recipe, *reuse]) == 0
     assert main(["diff", str(csv), str(rows)]) == 0
-    answers = [json.loads(row)["response"]["body"]["data"][0] for row in rows.open()]
+    answers = [
+        json.loads(row)["response"]["body"]["data"][0] for row in rows.read_text().splitlines()
+    ]
     for item, spans in zip(answers, expected, strict=True):
         assert [(one["label"], one["text"]) for one in item["spans"]] == [
             (one["label"], one["text"]) for one in spans

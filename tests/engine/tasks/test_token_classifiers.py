@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from tokenizers.processors import RobertaProcessing
 from transformers import PreTrainedTokenizerFast, pipeline
 
 from tests.engine.model.encoders.small_encoders import save
-from tests.engine.tasks.pooled import TEXTS, Serve, answer, refusal
+from tests.engine.tasks.pooled import TEXTS, Serve, answer, refusal, serving
 from tidemill.engine.config import EngineConfig
+from tidemill.engine.endpoints.dispatcher import Dispatcher
 from tidemill.engine.inspection import inspect_model
 from tidemill.engine.model.endpoint_names import endpoints_of
 
@@ -29,6 +31,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "DistilBert": {"hidden_dim": 80},
     "ModernBert": {"local_attention": 16, "global_attn_every_n_layers": 2},
     "DebertaV2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+    "Qwen3": {"num_key_value_heads": 3, "head_dim": 16},
 }
 HARD = [
     *TEXTS,
@@ -44,6 +47,15 @@ HARD = [
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restore the variable that transformers' pipelines set."""
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="module")
+def tagger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dispatcher]:
+    """Return a small token classifier behind its endpoints."""
+    folder = save(tmp_path_factory.mktemp("tagger"), "Bert", "ForTokenClassification", **LABELS)
+    assert endpoints_of(EngineConfig(str(folder))) == ("/v1/classify", "/pooling")
+    with serving() as load:
+        yield load(folder)
 
 
 def spans_of(found: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
@@ -82,7 +94,7 @@ async def test_spans_equal_those_of_transformers(family: str, serve: Serve, tmp_
     assert spans == spans_of(tag(HARD[0], aggregation_strategy="simple"), HARD[0])
     report = inspect_model(EngineConfig(str(folder)))
     assert report.gives == "labels"
-    assert report.runs == ("transformers" if family == "DebertaV2" else "native")
+    assert report.runs == ("transformers" if family in ("DebertaV2", "Qwen3") else "native")
 
 
 async def test_words_of_a_byte_level_tokenizer_are_between_spaces(
@@ -114,16 +126,15 @@ async def test_words_of_a_byte_level_tokenizer_are_between_spaces(
             assert item["spans"] == spans_of(found, text)
 
 
-async def test_long_texts_are_rejected_or_cut(serve: Serve, tmp_path: Path) -> None:
+async def test_long_texts_are_rejected_or_cut(tagger: Dispatcher) -> None:
     """Positions are those in the whole text, whichever side is cut."""
-    served = serve(save(tmp_path, "Bert", "ForTokenClassification", **LABELS))
     for num_words in (400, 30_000):  # of the longer text only a part is tokenized
         text = "".join(f"tide {number % 9} " for number in range(num_words))
-        reply = await refusal(served, "/classify", input=text)
+        reply = await refusal(tagger, "/classify", input=text)
         assert "maximum context length is 320 tokens" in reply.body["error"]["message"]
         for side in ("left", "right"):
             body = await answer(
-                served,
+                tagger,
                 "/classify",
                 input=text,
                 truncate_prompt_tokens=-1,
@@ -140,9 +151,10 @@ async def test_long_texts_are_rejected_or_cut(serve: Serve, tmp_path: Path) -> N
                 assert spans[-1]["end"] < len(text) // 2
 
 
-async def test_requests_that_a_token_classifier_cannot_answer(serve: Serve, tmp_path: Path) -> None:
+async def test_requests_that_a_token_classifier_cannot_answer(
+    tagger: Dispatcher, serve: Serve, tmp_path: Path
+) -> None:
     """Each has one sentence that names the field."""
-    served = serve(save(tmp_path, "Bert", "ForTokenClassification", **LABELS))
     chat = {"messages": [{"role": "user", "content": "Hello"}]}
     pair = {"text": "a", "text_pair": "b"}
     for url, body, words in (
@@ -160,12 +172,8 @@ async def test_requests_that_a_token_classifier_cannot_answer(serve: Serve, tmp_
         ("/v1/classify", {"input": "a", "aggregation_strategy": ["max"]}, "`aggregation_strategy`"),
         ("/v1/classify", {"input": "a", "stride": 8}, "`stride`"),
     ):
-        reply = await refusal(served, url, **body)
+        reply = await refusal(tagger, url, **body)
         assert words in reply.body["error"]["message"], reply.body
-    other = serve(save(tmp_path / "b", "Bert", "ForSequenceClassification", **LABELS))
+    other = serve(save(tmp_path, "Bert", "ForSequenceClassification", **LABELS))
     refused = await refusal(other, "/v1/classify", input="a", aggregation_strategy="max")
     assert "requires a token classifier" in refused.body["error"]["message"]
-    config = EngineConfig(str(tmp_path))
-    assert endpoints_of(config) == ("/v1/classify", "/pooling")
-    vectors = serve(tmp_path, convert="embed")
-    assert len((await answer(vectors, "/v1/embeddings", input="a"))["data"][0]["embedding"]) == 48
