@@ -92,7 +92,15 @@ VECTORS: NeutralValues = MappingProxyType(_POOLING)
 COHERE: NeutralValues = MappingProxyType({**_INPUT, "images": ([],)})
 SCORES: NeutralValues = MappingProxyType(_POOLING | _SCORES)
 LABELS: NeutralValues = MappingProxyType(_POOLING | _LABELS)
-POOL: NeutralValues = MappingProxyType({**_POOLING, "dimensions": (), "data": ()})
+# Of embeddings, and of vLLM's plugins: `/pooling` does not read them.
+_OF_VECTORS: dict[str, tuple[object, ...]] = {
+    "data": (),
+    "dimensions": (),
+    "normalize": (),
+    "output_dtype": ("float", "float32"),
+    "prompt_name": (),
+}
+POOL: NeutralValues = MappingProxyType(_POOLING | _OF_VECTORS)
 MODERATION: NeutralValues = MappingProxyType({**LABELS, "use_activation": (True,)})
 
 # Decisions are read, not generated; a joint read needs a diffusion model.
