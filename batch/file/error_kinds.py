@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-_MAX_CHARS = 400
+_MAX_CHARS = 300
 # Names of parameters and models are part of a kind; other quoted text and numbers are not.
 _VALUE = re.compile(r"(`[^`]*`)|'[^']*'|\"[^\"]*\"|\d[\d,.]*\d|\d")
 

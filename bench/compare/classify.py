@@ -109,7 +109,8 @@ def compare(kind: str, folder: Path, texts: list[str], dtype: str, rounds: int) 
     print(f"{kind:8} Engine.classify           {own.seconds:7.2f} s {own.cpu_seconds:7.2f} s CPU")
     print(
         f"{kind:8} ratio to the best batch: {best.seconds / own.seconds:.2f} in time, "
-        f"{cheapest / own.cpu_seconds:.2f} in processor time"
+        f"{cheapest / own.cpu_seconds:.2f} in processor time",
+        flush=True,
     )
 
 
