@@ -39,6 +39,7 @@ _DETERMINED: Final = (
     routes.RERANK,
     routes.CLASSIFY,
     routes.MODERATIONS,
+    routes.POOLING,
     routes.GENERATIVE_SCORING,
     routes.DECISIONS,
     routes.SYSTEM_ONE,

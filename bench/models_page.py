@@ -66,8 +66,8 @@ Exceptions in these families:
 ## Vectors, scores, labels and recordings
 {encoders}
 
-Decoders published as embedding, reranking or classification models work too, and transformers'
-classes of other encoders, such as DeBERTa
+Decoders published as embedding, reranking or classification models work too, token classifiers, and
+transformers' classes of other encoders, such as DeBERTa
 ([how the kind is detected](parameters.md#which-models-give-vectors-or-scores)).
 
 ## Decisions

@@ -15,7 +15,7 @@ from .trial import TRIAL_ENDING
 # These produce numbers, not tokens.
 _WITHOUT_TOKENS = {
     *("/v1/embeddings", "/v2/embed", "/v1/score", "/v1/rerank", "/v1/generative_scoring"),
-    *("/v1/decisions", "/v1/systemone", "/v1/classify", "/v1/moderations"),
+    *("/v1/decisions", "/v1/systemone", "/v1/classify", "/v1/moderations", "/pooling"),
 }
 _CANCELLABLE = {Status.VALIDATING, Status.IN_PROGRESS}
 

@@ -29,8 +29,9 @@ from .model.config.hf_config import (
     read_hf_config,
 )
 from .model.config.transformers_fields import notes_on_ignored
-from .model.encoders import causal, eager, families
+from .model.encoders import eager, families
 from .model.encoders.architecture import EncoderArchitecture
+from .model.encoders.loading import own_decoder, own_encoder
 from .model.encoders.pooling_config import Classifier
 from .model.encoders.transformers_model import positions_of_encoder
 from .model.endpoint_names import endpoints_of
@@ -167,11 +168,10 @@ def _plan_encoder(config: EngineConfig) -> ModelPlan:
     try:
         own: EncoderArchitecture | Architecture
         if hf_config.model_type in families.FAMILIES:
-            num_labels = head.num_labels if isinstance(head, Classifier) else None
-            own = families.architecture_of(config.model, pooling_config.config, num_labels)
+            own = own_encoder(config.model, pooling_config)
             positions = own.max_positions
         else:
-            own = causal.decoder_of(hf_config)
+            own = own_decoder(hf_config, head)
             positions = own.original_positions or own.max_positions
         class_name = own.class_name
         notes = notes_on_ignored(hf_config.where, class_name, own.ignored_fields)

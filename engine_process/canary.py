@@ -62,7 +62,7 @@ def _bodies() -> dict[str, dict[str, Any]]:
         "/v1/completions": {"prompt": _TEXT, "max_tokens": 8, "temperature": 0},
         "/v1/embeddings": {"input": _TEXT},
         "/v1/score": {"text_1": _TEXT, "text_2": _TEXT},
-        "/v1/classify": {"input": _TEXT},
+        "/pooling": {"input": _TEXT},
         "/v1/audio/transcriptions": {"file_url": f"data:audio/wav;base64,{_second_of_silence()}"},
     }
 
@@ -73,8 +73,9 @@ def _outcome_of(body: dict[str, Any]) -> str | list[float] | None:
         return str(body["choices"][0].get("text"))
     if body.get("data"):
         first = body["data"][0]
-        values: list[float] = first.get("embedding") or first.get("probs") or [first["score"]]
-        return values
+        values: list[Any] = first.get("embedding") or first.get("data") or [first["score"]]
+        is_per_token = isinstance(values[0], list)
+        return [number for row in values for number in row] if is_per_token else values
     return body.get("text")
 
 

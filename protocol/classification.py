@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from pydantic import PlainValidator
 
@@ -13,6 +13,20 @@ from .prompts import MAX_PROMPTS, Prompt, prompts_of
 
 _PAIR = ("text", "text_pair")
 _FORM = 'must be an object like {"text": "…", "text_pair": "…"}'
+
+
+AggregationStrategy = Literal["none", "simple", "first", "average", "max"]
+"""How the tokens of a text become spans, by transformers' names."""
+
+
+class SpanBody(TypedDict):
+    """A labeled span of a text: `text` is `input[start:end]`, in characters (code points)."""
+
+    label: str
+    score: float
+    start: int
+    end: int
+    text: str
 
 
 class TextPair(NamedTuple):
@@ -52,10 +66,12 @@ def _pair(value: object, *places: int) -> TextPair:
 class ClassificationRequest(InputRequest):
     """The body of a request to `/v1/classify`: texts, pairs of texts or a conversation.
 
-    Logits are returned as they are with `use_activation: false`.
+    Logits are returned as they are with `use_activation: false`. Token classifiers read texts, and
+    join their tokens by the `aggregation_strategy`.
     """
 
     input: Annotated[list[Prompt] | list[TextPair], PlainValidator(_inputs)] | None = None  # type: ignore[assignment]
+    aggregation_strategy: AggregationStrategy | None = None
 
     @property
     def pairs(self) -> list[TextPair]:
@@ -95,3 +111,16 @@ def classification_body(
         num_tokens=num_tokens,
         labels=list(labels),
     )
+
+
+def span_body(
+    body_id: str,
+    *,
+    created: int,
+    model: str,
+    spans: list[list[SpanBody]],
+    num_tokens: int,
+) -> dict[str, Any]:
+    """Return the response body of a token classifier, with the spans of each text."""
+    data = [{"index": index, "spans": own} for index, own in enumerate(spans)]
+    return list_body(body_id, created=created, model=model, data=data, num_tokens=num_tokens)

@@ -24,6 +24,7 @@ from .embeddings import EmbeddingRequest
 from .fields import MAX_CHOICES
 from .moderation import ModerationRequest
 from .names import name_of_model
+from .pooling import PoolRequest
 from .responses.request import ResponsesRequest
 from .routes import (
     CHAT_COMPLETIONS,
@@ -35,6 +36,7 @@ from .routes import (
     ENDPOINTS,
     GENERATIVE_SCORING,
     MODERATIONS,
+    POOLING,
     RERANK,
     RESPONSES,
     SCORE,
@@ -53,6 +55,7 @@ from .unsupported import (
     GENERATION,
     LABELS,
     MODERATION,
+    POOL,
     RESPONSE,
     SCORES,
     SYSTEM_ONE_BODY,
@@ -104,6 +107,7 @@ _REQUESTS: Mapping[str, type[BaseModel]] = MappingProxyType(
         RERANK.name: RerankRequest,
         CLASSIFY.name: ClassificationRequest,
         MODERATIONS.name: ModerationRequest,
+        POOLING.name: PoolRequest,
         TRANSCRIPTIONS.name: TranscriptionRequest,
         TRANSLATIONS.name: TranslationRequest,
     }
@@ -118,6 +122,7 @@ _NEUTRAL_VALUES: Mapping[type[BaseModel], NeutralValues] = MappingProxyType(
         RerankRequest: SCORES,
         ClassificationRequest: LABELS,
         ModerationRequest: MODERATION,
+        PoolRequest: POOL,
         GenerativeScoringRequest: SCORES,
         DecisionRequest: DECISION,
         SystemOneRequest: SYSTEM_ONE_BODY,

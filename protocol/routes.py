@@ -68,6 +68,9 @@ MODERATIONS = Route(
     f"{_LABELS} with named labels",
     exact=frozenset({"/v1/moderations", "/moderations"}),
 )
+POOLING = Route(
+    "/pooling", "an embedding model or a classifier", exact=frozenset({"/pooling", "/v1/pooling"})
+)
 TRANSCRIPTIONS = Route(
     "/v1/audio/transcriptions", _HEARS, exact=frozenset({"/v1/audio/transcriptions"})
 )
@@ -94,6 +97,7 @@ ROUTES: tuple[Route, ...] = (
     RERANK,
     CLASSIFY,
     MODERATIONS,
+    POOLING,
     TRANSCRIPTIONS,
     TRANSLATIONS,
 )
@@ -104,13 +108,13 @@ ENDPOINTS = tuple(route.name for route in ROUTES)
 
 URLS_OF_FIELDS: dict[str, tuple[Route, ...]] = {
     "file_url": (TRANSCRIPTIONS, TRANSLATIONS),
-    "messages": (CHAT_COMPLETIONS, EMBEDDINGS, CLASSIFY),
+    "messages": (CHAT_COMPLETIONS, EMBEDDINGS, CLASSIFY, POOLING),
     "prompt": (COMPLETIONS,),
     "state": (SYSTEM_ONE,),
     "questions": (DECISIONS,),
     "instructions": (RESPONSES,),
     "max_output_tokens": (RESPONSES,),
-    "input": (EMBEDDINGS, RESPONSES, CLASSIFY, MODERATIONS),
+    "input": (EMBEDDINGS, RESPONSES, CLASSIFY, MODERATIONS, POOLING),
     "texts": (COHERE_EMBED,),
     "inputs": (COHERE_EMBED,),
     "label_token_ids": (GENERATIVE_SCORING,),

@@ -78,6 +78,8 @@ _LABELS: dict[str, tuple[object, ...]] = {
     "hypothesis_template": (),
     "function_to_apply": (),
     "top_k": (),
+    "ignore_labels": (["O"],),
+    "stride": (0,),
 }
 
 GENERATION: NeutralValues = MappingProxyType(_TOOLS | _DECODING | _INPUT | _OUTPUT)
@@ -90,6 +92,15 @@ VECTORS: NeutralValues = MappingProxyType(_POOLING)
 COHERE: NeutralValues = MappingProxyType({**_INPUT, "images": ([],)})
 SCORES: NeutralValues = MappingProxyType(_POOLING | _SCORES)
 LABELS: NeutralValues = MappingProxyType(_POOLING | _LABELS)
+# Of embeddings, and of vLLM's plugins: `/pooling` does not read them.
+_OF_VECTORS: dict[str, tuple[object, ...]] = {
+    "data": (),
+    "dimensions": (),
+    "normalize": (),
+    "output_dtype": ("float", "float32"),
+    "prompt_name": (),
+}
+POOL: NeutralValues = MappingProxyType(_POOLING | _OF_VECTORS)
 MODERATION: NeutralValues = MappingProxyType({**LABELS, "use_activation": (True,)})
 
 # Decisions are read, not generated; a joint read needs a diffusion model.

@@ -169,10 +169,14 @@ class Engine:
         """Return the label of each text or pair of texts, and the number of each label.
 
         `params` are parameters of `/v1/classify`. A classifier of moods may return
-        `{"label": "good", "score": 0.9, "scores": {"bad": 0.1, "good": 0.9}}` for a text.
+        `{"label": "good", "score": 0.9, "scores": {"bad": 0.1, "good": 0.9}}` for a text. A token
+        classifier returns the labeled spans of a text: `{"spans": [{"label": "PER", "score": 0.9,
+        "start": 0, "end": 3, "text": "Ada"}]}`.
         """
         return [
-            {
+            {"spans": item["spans"]}
+            if "spans" in item
+            else {
                 "label": item["label"],
                 "score": max(item["probs"]),
                 "scores": dict(zip(item["labels"], item["probs"], strict=True)),

@@ -25,6 +25,7 @@ from tidemill.protocol.routes import (
     EMBEDDINGS,
     GENERATIVE_SCORING,
     MODERATIONS,
+    POOLING,
     RESPONSES,
     SYSTEM_ONE,
     TOKENIZE,
@@ -45,7 +46,7 @@ _GENERATION = (
     *(CHAT_COMPLETIONS, RESPONSES, COMPLETIONS),
     *(GENERATIVE_SCORING, DECISIONS, SYSTEM_ONE),
 )
-_OTHERS = (EMBEDDINGS, COHERE_EMBED, CLASSIFY, MODERATIONS, TOKENIZE, DETOKENIZE)
+_OTHERS = (EMBEDDINGS, COHERE_EMBED, CLASSIFY, MODERATIONS, POOLING, TOKENIZE, DETOKENIZE)
 # In batch files any URL may end in `/score` or `/rerank`; a server needs the full paths.
 _SCORES = ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")
 

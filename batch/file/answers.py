@@ -61,6 +61,8 @@ def answer_of(body: Mapping[str, Any]) -> Answer:
     if decided := _decided(body.get("answers")):
         lines, shares = zip(*decided, strict=True)
         return Answer(("\n".join(lines),), shares if any(shares) else (), num_tokens=tokens)
+    if spans := _spans_of(body):
+        return Answer(spans, num_tokens=tokens)
     vectors = _vectors_of(body)
     if vectors:
         return Answer(_labels_of(body, vectors), vectors, num_tokens=tokens)
@@ -227,6 +229,13 @@ def _vectors_of(body: Mapping[str, Any]) -> tuple[Sequence[float], ...]:
     code = TYPE_CODES.get(dtype) if isinstance(dtype, str) else None
     vectors = [_vector_of(item, code) for item in items]
     return tuple(vector for vector in vectors if vector is not None) if all(vectors) else ()
+
+
+def _spans_of(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the spans of each text as JSON; empty for a body without spans."""
+    items = [*_items_by_index(body)]
+    has_spans = bool(items) and all(isinstance(item.get("spans"), list) for item in items)
+    return tuple(_json(item["spans"]) for item in items) if has_spans else ()
 
 
 def _labels_of(body: Mapping[str, Any], vectors: Sequence[Sequence[float]]) -> tuple[str, ...]:

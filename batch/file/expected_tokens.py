@@ -27,6 +27,7 @@ _READING: Final = (
         routes.SYSTEM_ONE,
         routes.CLASSIFY,
         routes.MODERATIONS,
+        routes.POOLING,
     ),
 )
 

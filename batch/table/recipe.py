@@ -22,6 +22,7 @@ from tidemill.protocol.routes import (
     EMBEDDINGS,
     ENDPOINTS,
     MODERATIONS,
+    POOLING,
     RESPONSES,
     Route,
     find_route,
@@ -52,7 +53,7 @@ VectorType = Literal["float32", "float16", "int8"]
 MAX_DEPTH: Final = 64
 """Nesting limit of a recipe's values; a JSON schema needs two or three levels per value."""
 
-_INSTEAD: Final = {RESPONSES: CHAT_COMPLETIONS, MODERATIONS: CLASSIFY}
+_INSTEAD: Final = {RESPONSES: CHAT_COMPLETIONS, MODERATIONS: CLASSIFY, POOLING: EMBEDDINGS}
 _MAX_INT_BITS: Final = 64
 _MAX_SUGGESTED: Final = 1_000
 _MAX_NAME_CHARS: Final = 100

@@ -58,6 +58,7 @@ _FLOAT_BYTES = 4
 _INT8_SCALE = 127.0
 _VECTOR_START = b'"embedding":"'
 _NUM_CLASSES = b'"num_classes":'
+_SPANS = b'"spans":['
 _REASONING = b'"reasoning":"'
 _TOOL_CALLS = b'"tool_calls":['
 _CUT_OFF = "cut off at the token limit (finish_reason `length`): raise max_tokens."
@@ -68,7 +69,8 @@ _NOT_AN_OBJECT = "The answer is not a JSON object of the schema."
 class ResultFacts:
     """Facts about all rows that determine the column types.
 
-    With `has_many` a request has several texts. `num_floats` is the length of a vector, 0 without
+    With `has_many` a request has several texts, with `has_spans` a token classifier labeled them.
+    `num_floats` is the length of a vector, 0 without
     vectors. If a row has no vector the column is a list of any length: pyarrow 25 does not read
     Parquet's fixed-length lists with nulls.
     """
@@ -78,6 +80,7 @@ class ResultFacts:
     num_floats: int = 0
     has_many: bool = False
     has_missing_vectors: bool = False
+    has_spans: bool = False
 
     @property
     def vector_size(self) -> int:
@@ -90,7 +93,11 @@ class ResultFacts:
         """Read all rows once."""
         facts, is_embedding = cls(), recipe.route is EMBEDDINGS
         if recipe.route is CLASSIFY:
-            return cls(has_many=any(row.count(_NUM_CLASSES) > 1 for row in rows))
+            most_labels = most_spans = 0
+            for row in rows:
+                most_labels = max(most_labels, row.count(_NUM_CLASSES))
+                most_spans = max(most_spans, row.count(_SPANS))
+            return cls(has_many=max(most_labels, most_spans) > 1, has_spans=most_spans > 0)
         for row in rows:
             if not is_embedding:
                 if _REASONING in row and not facts.has_reasoning:
@@ -205,7 +212,7 @@ class ResultColumns:
         elif recipe.route in _NUMBERS:
             fields = [_NUMBERS[recipe.route]]
         elif recipe.route is CLASSIFY:
-            fields = label_fields(has_many=facts.has_many)
+            fields = label_fields(has_many=facts.has_many, has_spans=facts.has_spans)
         elif recipe.route is DECISIONS:
             fields = all_question_fields(recipe.questions)
         elif recipe.route in {TRANSCRIPTIONS, TRANSLATIONS}:
@@ -237,7 +244,8 @@ class ResultColumns:
         if self._recipe.route in {CHAT_COMPLETIONS, COMPLETIONS}:
             return columns | self._choice_columns(bodies)
         if self._recipe.route is CLASSIFY:
-            return columns | label_columns(bodies, has_many=self._facts.has_many)
+            has_many, has_spans = self._facts.has_many, self._facts.has_spans
+            return columns | label_columns(bodies, has_many=has_many, has_spans=has_spans)
         if self._recipe.route is DECISIONS:
             return columns | self._question_columns(bodies)
         if self._recipe.route in {TRANSCRIPTIONS, TRANSLATIONS}:

@@ -31,8 +31,10 @@ from .generative_scoring import GenerativeScoring
 from .image_inputs import ImageSupport
 from .media_fetch import Fetch, MediaFetcher, RecordingFetcher
 from .moderation import Moderations
+from .pooling import Pool
 from .responses import Responses
 from .scoring import Rerank, Score
+from .token_classification import ClassifyTokens
 from .tokens import Detokenize, Tokenize, TokenizerInfo
 from .transcriptions import SpeechModel, Transcriptions
 
@@ -88,15 +90,17 @@ def encoder_endpoints(
     if (reader := _head_reader(model)) is not None:
         return (Decisions(reader), SystemOne(reader))
     task, labels = model.description.task, model.description.labels
+    if task == "token_classify":
+        return (ClassifyTokens(model), Pool(model))
     moderations = (Moderations(model),) if are_named(labels) else ()
-    classify = (Classify(model), *moderations) if labels else ()
+    classify = (Classify(model), *moderations, Pool(model)) if labels else ()
     if task == "classify":
         return classify
     scores = (Score(model), Rerank(model), *classify)
     if task != "embed":
         return scores
     embeddings = Embeddings(model)
-    return (embeddings, CohereEmbed(embeddings), *scores)
+    return (embeddings, CohereEmbed(embeddings), *scores, Pool(model))
 
 
 def speech_endpoints(

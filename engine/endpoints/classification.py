@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tidemill.protocol.bodies import response_id
 from tidemill.protocol.classification import ClassificationRequest, classification_body
 from tidemill.protocol.contract import Reply, Usage
+from tidemill.protocol.errors import RequestError
 from tidemill.protocol.requests import read_body
 from tidemill.protocol.routes import CLASSIFY
 
@@ -97,6 +98,11 @@ class Classify:
     def _draft(
         self, request: ClassificationRequest, metadata: RequestMetadata
     ) -> TextDraft[_Prepared]:
+        if request.aggregation_strategy is not None:
+            raise RequestError(
+                "`aggregation_strategy` requires a token classifier; this one labels whole texts.",
+                param="aggregation_strategy",
+            )
         created = metadata.created
         if request.messages is not None:
             sequences = self._requests.from_conversation(request, created=created)

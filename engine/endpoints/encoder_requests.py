@@ -16,6 +16,7 @@ from tidemill.protocol.validation import short_repr
 from ..model.encoders.pooling_config import PoolingConfig
 from ..scheduling.encoding import EncodingRequest
 from ..text.chat_template import ChatTemplate
+from ..text.text_tokens import TextTokens, TokenLocator
 from ..text.truncation import TruncatingTokenizer, Truncation
 from .request_bounds import check_pair_chars
 from .text_draft import TextDraft
@@ -31,7 +32,8 @@ class EncoderModel:
     `max_model_len` counts all tokens of a sequence, including special ones. Ids are below
     `vocab_size`. `width` is the number of dimensions of a vector. With `has_types` the segments of
     a pair have different types. `truncate_prompt_tokens` is the default for requests without one.
-    `special_tokens` are the texts and ids of special tokens by their names, such as cls_token.
+    `special_tokens` are the texts and ids of special tokens by their names, such as cls_token. The
+    `locator` is that of a token classifier.
     """
 
     reader: TruncatingTokenizer
@@ -44,6 +46,7 @@ class EncoderModel:
     description: PoolingConfig
     truncate_prompt_tokens: int | None = None
     special_tokens: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    locator: TokenLocator | None = None
 
 
 class EncodingRequestBuilder:
@@ -87,6 +90,30 @@ class EncodingRequestBuilder:
                 self._check_ids(read, param)
             self._check_lengths(read, request, param, texts)
             return [EncodingRequest(ids, num_skipped=num_skipped) for ids in read]
+
+        return TextDraft(reader, parts, add_special_tokens, complete)
+
+    def from_located_texts(
+        self, texts: Sequence[str], request: PoolingRequest, *, add_special_tokens: bool
+    ) -> TextDraft[list[tuple[EncodingRequest, TextTokens]]]:
+        """Draft the sequence of each text of `input`, and where its tokens are in the text."""
+        cut, reader, locator = self._truncation(request), self._reader, self._model.locator
+        assert locator is not None, "the model is a token classifier"
+        parts = reader.relevant_parts(texts, cut)
+
+        def complete(encodings: list[Any]) -> list[tuple[EncodingRequest, TextTokens]]:
+            read = reader.truncated(parts, encodings, cut, add_special_tokens=add_special_tokens)
+            self._check_lengths([encoding.ids for encoding in read], request, "input", parts)
+            return [
+                (
+                    EncodingRequest(encoding.ids),
+                    # A part that is truncated on the left is the end of its text.
+                    locator.locate(
+                        encoding, text, len(text) - len(part) if cut.side == "left" else 0
+                    ),
+                )
+                for encoding, text, part in zip(read, texts, parts, strict=True)
+            ]
 
         return TextDraft(reader, parts, add_special_tokens, complete)
 

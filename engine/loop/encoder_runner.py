@@ -36,15 +36,15 @@ Arrays = dict[str, NDArray[Any]]
 class LaunchedEncoding:
     """A launched step, whose values are being copied to the host."""
 
-    def __init__(self, parts: Sequence[Tensor] | Tensor) -> None:
-        """Start the copy of each sequence's values: rows of one tensor, or one tensor each."""
-        self._lengths = None if isinstance(parts, Tensor) else [len(own) for own in parts]
-        self._readout = Readout([parts if isinstance(parts, Tensor) else torch.cat([*parts])])
+    def __init__(self, values: Tensor, lengths: NDArray[Any] | None = None) -> None:
+        """Start the copy of each sequence's values: a row each, or as many as its length."""
+        self._lengths = lengths
+        self._readout = Readout([values])
 
     def wait(self) -> Sequence[NDArray[np.float32]] | NDArray[np.float32]:
         """Return the values of each sequence once they have arrived; raise the step's error.
 
-        They are rows `[S, D]` of one array if all are of the same length.
+        They are rows `[S, D]` of one array if each sequence has one.
         """
         [values] = self._readout.wait()
         if self._lengths is None:
@@ -76,6 +76,8 @@ class EncoderRunner:
     def launch(self, sequences: Sequence[TokenSequence]) -> LaunchedEncoding:
         """Launch a step; nothing waits for the device."""
         model, graphs = self._model, self._graphs
+        if sequences[0].wants_tokens:
+            model, graphs = model.of_tokens, None
         arrays = batch_arrays(sequences, wanted_by(model), model)
         if graphs is not None and graphs.can_run(arrays):
             batch = graphs.pack(arrays)
@@ -85,9 +87,11 @@ class EncoderRunner:
             self._attention.prepare(batch.step)
             output = encoded(model, self._attention, batch)
         if model.decision_network is None:
-            return LaunchedEncoding(output)
+            lengths = np.diff(arrays["row_starts"]) if model.pooler.is_per_token else None
+            return LaunchedEncoding(output, lengths)
         token_ids = batch.step.token_ids[: len(output)]
-        return LaunchedEncoding(decide(model, output, token_ids, sequences))
+        parts = decide(model, output, token_ids, sequences)
+        return LaunchedEncoding(torch.cat(parts), np.array([len(own) for own in parts]))
 
     def free_memory(self) -> None:
         """Release graphs and cached device memory, which may be fragmented."""
@@ -181,10 +185,11 @@ class EncoderGraphs:
             with self._backend.capturing(num_tokens, launches, len(batch.segments.skipped)):
                 return encoded(self._model, self._attention, batch)
 
-        has_rows = self._model.decision_network is None
-        count = step.host.context_lengths if has_rows else step.host.token_ids
+        is_read = self._model.decision_network is not None
+        has_tokens = is_read or self._model.pooler.is_per_token
+        count = step.host.token_ids if has_tokens else step.host.context_lengths
         output = self._graphs.run((num_tokens, launches), compute, len(count), launches)
-        return output.clone() if has_rows else output
+        return output if is_read else output.clone()
 
     def drop(self) -> None:
         """Release all graphs; no more are captured."""

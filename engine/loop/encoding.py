@@ -166,6 +166,7 @@ class EncodingCore:
                 np.array(types, np.int32) if types and any(types) else None,
                 request.num_skipped,
                 request.schema,
+                request.wants_tokens,
             )
         )
         (self._urgent if request.priority > 0 else self._waiting).append(item)
@@ -284,6 +285,14 @@ class EncodingCore:
         return list(groups.values())
 
     def _packed(self, groups: list[_Group]) -> Iterable[_Step]:
+        """Yield steps of groups; those that want the outputs of tokens have separate steps."""
+        apart = [group for group in groups if group.sequence.wants_tokens]
+        if apart:
+            groups = [group for group in groups if not group.sequence.wants_tokens]
+            yield from self._packed_alike(apart)
+        yield from self._packed_alike(groups)
+
+    def _packed_alike(self, groups: list[_Group]) -> Iterable[_Step]:
         lengths = np.array([group.num_tokens for group in groups], np.int64)
         steps = pack_steps(lengths, self._step_limit.tokens, self._max_sequences)
         return (_Step([groups[index] for index in step]) for step in steps)

@@ -19,6 +19,7 @@ from tidemill.protocol.routes import (
     EMBEDDINGS,
     GENERATIVE_SCORING,
     MODERATIONS,
+    POOLING,
     RERANK,
     RESPONSES,
     SCORE,
@@ -35,9 +36,10 @@ from .encoders.pooling_config import PoolingTask, read_pooling_config
 
 _SPEECH_TYPE = "whisper"
 _POOLED: dict[PoolingTask, list[Route]] = {
-    "embed": [EMBEDDINGS, COHERE_EMBED, SCORE, RERANK],
+    "embed": [EMBEDDINGS, COHERE_EMBED, SCORE, RERANK, POOLING],
     "score": [SCORE, RERANK],
     "classify": [],
+    "token_classify": [CLASSIFY, POOLING],
     "decide": [DECISIONS, SYSTEM_ONE],
 }
 
@@ -57,8 +59,9 @@ def endpoints_of(config: EngineConfig) -> tuple[str, ...] | None:
         return None
     if pooled is not None:
         routes = _POOLED[pooled.task]
-        if pooled.labels:
-            routes = [*routes, CLASSIFY, *([MODERATIONS] if are_named(pooled.labels) else [])]
+        if pooled.labels and pooled.task != "token_classify":
+            moderations = [MODERATIONS] if are_named(pooled.labels) else []
+            routes = [*routes, CLASSIFY, *moderations, POOLING]
     elif description.get("model_type") == _SPEECH_TYPE:
         routes = [TRANSCRIPTIONS, TRANSLATIONS]
     else:

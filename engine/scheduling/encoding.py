@@ -30,7 +30,7 @@ class EncodingRequest:
     `type_ids` are set if two texts are read together; with None all tokens belong to the first
     segment. The first `num_skipped` tokens are read, but excluded from pooling. A `priority` above
     0 marks an interactive request, which comes before all others. With `schema` the output is a
-    logit for each option.
+    logit for each option, with `wants_tokens` a vector for each token.
     """
 
     token_ids: list[int]
@@ -38,11 +38,14 @@ class EncodingRequest:
     num_skipped: int = 0
     priority: int = 0
     schema: SchemaSpans | None = None
+    wants_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class EncodingResult:
     """A model's output for one sequence: a vector `[D]`, or scores or logits, in fp32.
+
+    Outputs of tokens are `[t, D]`, special tokens included.
 
     The endpoint normalizes vectors and applies the activation of scores.
     """
@@ -53,4 +56,4 @@ class EncodingResult:
     @property
     def num_values(self) -> int:
         """Return the number of values in its body."""
-        return len(self.values)
+        return self.values.size

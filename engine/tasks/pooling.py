@@ -27,6 +27,7 @@ from ..model.encoders.loading import load_encoder
 from ..model.encoders.pooling_config import PoolingConfig, is_pooling_model, read_pooling_config
 from ..scheduling.encoding import EncodingRequest, EncodingResult
 from ..text.chat_template import ChatTemplate, read_chat_template
+from ..text.text_tokens import TokenLocator
 from ..text.tokenizer import load_tokenizer
 from ..text.truncation import TruncatingTokenizer
 from ..text.vocabulary import Vocabulary
@@ -70,7 +71,7 @@ def read_encoder(config: EngineConfig) -> PoolingConfig:
     description = read_pooling_config(hf_config.raw, config)
     if description is None:
         raise ModelRefused(f"{config.model} is neither an embedding model nor a reranker.")
-    is_classifier = description.task == "classify"
+    is_classifier = description.task in ("classify", "token_classify")
     if description.activation not in (LABEL_ACTIVATIONS if is_classifier else ACTIVATIONS):
         kind = "label" if is_classifier else "score"
         raise ModelRefused(
@@ -126,12 +127,17 @@ def encoder_model(
     }
     if isinstance(description.head, MarkerHead) and (lost := MARKS - special_tokens.keys()):
         raise ModelRefused(f"{name}: its tokenizer has no {min(lost)}, which its decisions need.")
+    labels_tokens = description.task == "token_classify"
+    unknown = special_tokens.get("unk_token")
     reads_pairs = description.task == "score" and (
         template is not None or description.has_pair_template
     )
     return EncoderModel(
         reader=TruncatingTokenizer(
-            tokenizer, model.max_model_len, is_lower_case=description.do_lower_case
+            tokenizer,
+            model.max_model_len,
+            is_lower_case=description.do_lower_case,
+            has_offsets=labels_tokens,
         ),
         template=_template(name, vocabulary, template),
         reads_pairs_by_template=reads_pairs,
@@ -141,6 +147,7 @@ def encoder_model(
         has_types=model.num_types > 1 and description.has_types,
         description=description,
         special_tokens=special_tokens,
+        locator=TokenLocator(vocabulary.backend, unknown and unknown[1]) if labels_tokens else None,
     )
 
 

@@ -52,11 +52,16 @@ class TruncatingTokenizer:
     """Tokenizes and truncates with a fast tokenizer; thread-safe.
 
     At most `max_tokens` of a text are needed. With `is_lower_case` the tokenizer lowercases from
-    now on, for all users.
+    now on, for all users. With `has_offsets` encodings have the positions of tokens.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, max_tokens: int, *, is_lower_case: bool = False
+        self,
+        tokenizer: Tokenizer,
+        max_tokens: int,
+        *,
+        is_lower_case: bool = False,
+        has_offsets: bool = False,
     ) -> None:
         backend = tokenizer.vocabulary.backend
         if backend is None:
@@ -65,6 +70,8 @@ class TruncatingTokenizer:
             steps = [Lowercase(), *([] if backend.normalizer is None else [backend.normalizer])]
             backend.normalizer = NormalizerSequence(steps)
         self._backend = backend
+        # The batch form releases the GIL; the fast one computes no offsets.
+        self._encode_batch = backend.encode_batch if has_offsets else backend.encode_batch_fast
         self._max_tokens = max_tokens
         self._most_chars = max(_LONG_CHARS, max_tokens * _MAX_CHARS_OF_TOKEN)
         self.max_chars = max(_LONG_CHARS, max_tokens * _CHARS_OF_TOKEN)
@@ -82,8 +89,7 @@ class TruncatingTokenizer:
 
     def read(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Any]:
         """Return the encoding of each text, which is not truncated."""
-        # The batch form releases the GIL, and computes no offsets.
-        encodings: list[Any] = self._backend.encode_batch_fast(
+        encodings: list[Any] = self._encode_batch(
             list(texts), add_special_tokens=add_special_tokens
         )
         return encodings
@@ -101,8 +107,20 @@ class TruncatingTokenizer:
         add_special_tokens: bool,
     ) -> list[list[int]]:
         """Return the token ids of texts that were read."""
+        kept = self.truncated(texts, encodings, cut, add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in kept]
+
+    def truncated(
+        self,
+        texts: Sequence[str],
+        encodings: Sequence[Any],
+        cut: Truncation,
+        *,
+        add_special_tokens: bool,
+    ) -> list[Any]:
+        """Return the encodings of texts that were read."""
         return [
-            encoding.ids
+            encoding
             if cut.max_tokens is None or len(encoding) <= cut.max_tokens
             else self._shortened(text, cut, add_special_tokens=add_special_tokens)
             for text, encoding in zip(texts, encodings, strict=True)
@@ -175,16 +193,14 @@ class TruncatingTokenizer:
             num_chars *= 2
         return None
 
-    def _shortened(self, text: str, cut: Truncation, *, add_special_tokens: bool) -> list[int]:
+    def _shortened(self, text: str, cut: Truncation, *, add_special_tokens: bool) -> Any:
         [encoding] = self.read([text], add_special_tokens=False)
         num_special = self._num_special if add_special_tokens else 0
         room = (cut.max_tokens or 0) - num_special
         if room < 1:
             raise _no_room(f"the {num_special} special tokens leave no room for the text")
         encoding.truncate(room, direction=cut.side)
-        whole = self._backend.post_process(encoding, add_special_tokens=add_special_tokens)
-        ids: list[int] = whole.ids
-        return ids
+        return self._backend.post_process(encoding, add_special_tokens=add_special_tokens)
 
     def _pair(self, head: Any, tail: Any, cut: Truncation) -> TokenPair:
         num_special = self._num_special_of_pair

@@ -12,7 +12,7 @@ from .terminal import without_control_chars
 
 _MAX_KINDS = 100
 _MAX_SHOWN = 10
-_MAX_CHARS = 300
+_MAX_CHARS = 400
 
 
 class ErrorSummary:

@@ -84,7 +84,7 @@ def _outcome(results: Mapping[str, Any]) -> dict[str, Any]:
 
 def _answer(results: Mapping[str, Any]) -> dict[str, Any]:
     """Return the body fields with the answer, as its endpoint writes them."""
-    from .page.table_rows import LABELED  # late: it needs pyarrow, as tables do
+    from .page.table_rows import LABELED, SPANS  # late: it needs pyarrow, as tables do
 
     # The fields of a JSON schema, which follow the usage, may have any names.
     names = [*takewhile(lambda name: name != "usage", results)]
@@ -98,6 +98,10 @@ def _answer(results: Mapping[str, Any]) -> dict[str, Any]:
     if names == LABELED:
         label = _parsed(results["label"], only_lists=True)
         return {"data": _labeled(label, _parsed(results["probs"]) or [])}
+    if names == SPANS:
+        spans = _parsed(results["spans"]) or []
+        texts = spans if spans and isinstance(spans[0], list) else [spans]
+        return {"data": [{"index": at, "spans": each} for at, each in enumerate(texts)]}
     if "results" in names:
         return {"results": _parsed(results["results"]) or []}
     if questions := question_columns_at_end(names):

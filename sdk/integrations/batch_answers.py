@@ -32,6 +32,7 @@ from ..in_flight import Sent, answers_to
 from ..tables import compile_recipe, with_calibration
 
 _BATCH_ROWS = 1024
+_STRATEGY: Final = "aggregation_strategy"
 _SAMPLED: Final = (CHAT_COMPLETIONS, COMPLETIONS, TRANSCRIPTIONS, TRANSLATIONS)
 _MAX_NUMBER: Final = 2**63
 _LONE_COLUMN: Final = re.compile(r"\{\{-?\s*(\w+)\s*-?\}\}")
@@ -70,6 +71,7 @@ class BatchAnswers:
         self._facts = ResultFacts(
             has_reasoning=self._recipe.route is CHAT_COMPLETIONS,
             has_tool_calls="tools" in self._recipe.params,
+            has_spans=_STRATEGY in {**self._recipe.params, **self._recipe.fields},
             has_many=self._recipe.route in {EMBEDDINGS, CLASSIFY} and self._has_lists(schema),
         )
         kept = pa.schema([schema.field(name) for name in self.keep])
@@ -156,6 +158,12 @@ class BatchAnswers:
     def _arrays(self, rows: Sequence[bytes]) -> list[pa.Array]:
         """Return the columns of the answers, in their declared types."""
         facts = self._facts
+        is_undeclared = self._recipe.route is CLASSIFY and not facts.has_spans
+        if is_undeclared and ResultFacts.of_rows(rows, self._recipe).has_spans:
+            raise TidemillError(
+                f'this model labels spans of texts: set params={{"{_STRATEGY}": "simple"}}, which '
+                "declares their column"
+            )
         if self._recipe.route is EMBEDDINGS:
             found = ResultFacts.of_rows(rows, self._recipe)
             facts = replace(found, has_many=facts.has_many)

@@ -16,6 +16,7 @@ from tidemill.engine.endpoints.classification import Classify
 from tidemill.engine.endpoints.cohere_embed import CohereEmbed
 from tidemill.engine.endpoints.embeddings import Embeddings
 from tidemill.engine.endpoints.moderation import Moderations
+from tidemill.engine.endpoints.pooling import Pool
 from tidemill.engine.endpoints.scoring import Rerank, Score
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.requests import check_request, num_sequences, request_types
@@ -77,6 +78,9 @@ async def test_an_unknown_url_is_refused_with_the_supported_ones() -> None:
         ("/v2/rerank", {"query": "a", "documents": [], "model": "a"}, "documents"),
         ("/classify", {"input": [{"text": "a"}]}, "input.0"),
         ("/moderations", {"input": [{"type": "image_url"}]}, "input.0"),
+        ("/classify", {"input": "a", "aggregation_strategy": "last"}, "aggregation_strategy"),
+        ("/pooling", {"input": "a", "task": "plugin"}, "task"),
+        ("/v1/pooling", {"input": "a", "dimensions": 8}, "dimensions"),
     ],
 )
 def test_errors_of_other_kinds_of_models_are_predicted(
@@ -99,7 +103,7 @@ def test_a_valid_body_has_no_predicted_error(url: str) -> None:
 def test_offered_endpoints_are_those_of_engines() -> None:
     """No kind of model is missing, and no endpoint is invented."""
     text = text_endpoints(text_model(), seed=0)
-    pooling = (Embeddings, CohereEmbed, Score, Rerank, Classify, Moderations)
+    pooling = (Embeddings, CohereEmbed, Score, Rerank, Classify, Moderations, Pool)
     speech = speech_endpoints(SPEECH, no_host)
     served = (*text, *pooling, *speech)
     assert sorted(endpoint.route.name for endpoint in served) == sorted(ENDPOINTS)

@@ -24,6 +24,8 @@ from tidemill.protocol.routes import ROUTES, find_route
         ("/v2/rerank", "/v1/rerank"),
         ("/classify", "/v1/classify"),
         ("/moderations", "/v1/moderations"),
+        ("/pooling", "/pooling"),
+        ("/v1/pooling", "/pooling"),
         ("/v1/audio/transcriptions", "/v1/audio/transcriptions"),
         ("/v1/audio/translations", "/v1/audio/translations"),
     ],

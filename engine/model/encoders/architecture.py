@@ -76,7 +76,8 @@ class EncoderArchitecture:
     a gated activation joins two up projections. Position p has row p + `first_position` of the
     position embeddings; without `num_positions` there are none. With `num_buckets` all layers
     share a relative position bias of that many. `head` is the family's own for sequence
-    classification, over the vectors of `head_pooling`; the outputs of its last part are the labels.
+    classification, over the vectors of `head_pooling`, or of each token; the outputs of its last
+    part are the labels. `token_head` is that for token classification.
     `max_positions` is the longest context. No code of the class reads the config's
     `ignored_fields`.
     """
@@ -99,6 +100,7 @@ class EncoderArchitecture:
     o_proj_bias: bool = True
     mlp_bias: bool = True
     norm_bias: bool = True
-    head_pooling: Literal["cls", "mean"] = "cls"
+    head_pooling: Literal["cls", "mean", "tokens"] = "cls"
     head: tuple[HeadPart, ...] = ()
+    token_head: tuple[HeadPart, ...] = ()
     ignored_fields: tuple[str, ...] = field(default=(), compare=False)

@@ -16,6 +16,7 @@ from ..hf.pretrained import from_pretrained
 from ..parity.logits import round_parameters
 from ..weights.checkpoint import Checkpoint, check_shapes
 from .forward import TokenSequence
+from .pooling_config import Classifier
 
 # Encoder-decoders whose encoder alone gives vectors, each with its encoder's class.
 ENCODERS_OF_PAIRS = {
@@ -27,7 +28,10 @@ ENCODERS_OF_PAIRS = {
 
 
 class EncoderOutput(NamedTuple):
-    """One sequence's last hidden states `[t, H]` and a classifier's logits `[labels]`."""
+    """One sequence's last hidden states `[t, H]` and a classifier's logits, `[labels]`.
+
+    A token classifier's are `[t, labels]`.
+    """
 
     hidden: Tensor
     logits: Tensor | None
@@ -40,7 +44,7 @@ def eager_outputs(
     sequences: Sequence[TokenSequence],
     device: torch.device,
     *,
-    is_classifier: bool,
+    classifier: Classifier | None,
     num_layers: int | None = None,
     served: torch.dtype = torch.float32,
 ) -> tuple[list[EncoderOutput], list[EncoderOutput]]:
@@ -53,9 +57,16 @@ def eager_outputs(
         config.num_hidden_layers = num_layers
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:num_layers]
-    kind = {"is_classifier": is_classifier, "is_multimodal": "text_config" in raw}
-    module = read_module(checkpoint, config, torch.float32, device, "eager", **kind)
-    answer = partial(_answer, module, device=device, is_classifier=is_classifier)
+    module = read_module(
+        checkpoint,
+        config,
+        torch.float32,
+        device,
+        "eager",
+        classifier=classifier,
+        is_multimodal="text_config" in raw,
+    )
+    answer = partial(_answer, module, device=device, is_classifier=classifier is not None)
     exact = [answer(sequence) for sequence in sequences]
     if served == torch.float32:
         return exact, exact
@@ -87,7 +98,7 @@ def read_module(
     device: torch.device,
     attention: str | None,
     *,
-    is_classifier: bool,
+    classifier: Classifier | None,
     is_multimodal: bool,
 ) -> Any:
     """Return transformers' module, bare or as a classifier; `ModelRefused` if weights are missing.
@@ -98,7 +109,9 @@ def read_module(
 
     _check_activation(checkpoint.name, config)
     made_by = ENCODERS_OF_PAIRS.get(config.model_type, "AutoModel")
-    made_by = "AutoModelForSequenceClassification" if is_classifier else made_by
+    if classifier is not None:
+        kind = "Token" if classifier.is_per_token else "Sequence"
+        made_by = f"AutoModelFor{kind}Classification"
     module, found = from_pretrained(
         getattr(transformers, made_by),
         checkpoint,
@@ -111,7 +124,7 @@ def read_module(
     )
     check_shapes(checkpoint.name, type(module).__name__, found["mismatched_keys"])
     # Other outputs of a base model are not used here.
-    missing = [key for key in found["missing_keys"] if is_classifier or "pooler" not in key]
+    missing = [key for key in found["missing_keys"] if classifier or "pooler" not in key]
     if missing:
         raise ModelRefused(
             f"{checkpoint.name}: its weights lack {min(missing)}, which {type(module).__name__} "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from ...errors import ModelRefused
 from ...kernels.attention import AttentionShape
@@ -49,7 +49,6 @@ OF_ENDPOINTS = """
 """.split()
 # Whatever the config contains, transformers' class uses these buckets and padding token 1.
 MPNET_BUCKETS, MPNET_FIRST_POSITION = 32, 2
-Pooled = Literal["cls", "mean"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +96,11 @@ class EncoderSizes:
 
 
 def architecture_of(
-    name: str, raw: Mapping[str, Any], num_labels: int | None = None
+    name: str, raw: Mapping[str, Any], num_labels: int | None = None, *, is_per_token: bool = False
 ) -> EncoderArchitecture:
     """Return the architecture that a config describes; `UnsupportedConfig` if ours cannot run it.
 
-    With `num_labels` it has the family's head for sequence classification.
+    With `num_labels` it has the family's head for sequence classification, or for that of tokens.
     """
     kind = raw.get("model_type")
     family = FAMILIES.get(str(kind))
@@ -124,6 +123,8 @@ def architecture_of(
     architecture = replace(architecture, ignored_fields=fields.check_all_read())
     if num_labels is None:
         return replace(architecture, head=())
+    if is_per_token:
+        architecture = replace(architecture, head=architecture.token_head, head_pooling="tokens")
     *parts, last = architecture.head
     assert isinstance(last, HeadLinear)
     return replace(architecture, head=(*parts, replace(last, outputs=num_labels)))
@@ -153,6 +154,7 @@ def _make(
         "max_positions": sizes.positions,
         "blocks": (EncoderBlock(sizes.shape()),) * sizes.layers,
         "activation": _curve(fields, "hidden_act"),
+        "token_head": (HeadLinear("classifier", sizes.hidden, 0),),
     }
     if "layer_norm_eps" not in others:
         default["layer_norm_eps"] = fields.number("layer_norm_eps", 1e-12)
@@ -168,17 +170,16 @@ def _make(
 
 def _bert(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitecture:
     fields.allow("position_embedding_type", "absolute")
-    head: list[HeadPart] = [
-        HeadLinear("bert.pooler.dense", sizes.hidden, sizes.hidden, "Tanh"),
-        HeadLinear("classifier", sizes.hidden, 0),
-    ]
     return _make(
         fields,
         sizes,
         _bert_names("bert"),
         num_positions=sizes.positions,
         num_types=fields.count("type_vocab_size", 2),
-        head=tuple(head),
+        head=(
+            HeadLinear("bert.pooler.dense", sizes.hidden, sizes.hidden, "Tanh"),
+            HeadLinear("classifier", sizes.hidden, 0),
+        ),
     )
 
 
@@ -319,10 +320,13 @@ def _modernbert(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitectur
         post_mlp_norm="attn_norm",
         final_norm="final_norm",
     )
-    activation = _curve(fields, "classifier_activation")
-    if activation != "gelu":
+    if (activation := _curve(fields, "classifier_activation")) != "gelu":
         raise UnsupportedConfig(f"{CONFIG} has unsupported classifier_activation {activation!r}")
-    pooling: Pooled = "mean" if fields.get("classifier_pooling", "cls") == "mean" else "cls"
+    head = (
+        HeadLinear("head.dense", sizes.hidden, sizes.hidden, "GELU", has_head_bias),
+        HeadNorm("head.norm", sizes.hidden, eps, has_bias),
+        HeadLinear("classifier", sizes.hidden, 0),
+    )
     return _make(
         fields,
         sizes,
@@ -335,12 +339,9 @@ def _modernbert(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitectur
         o_proj_bias=qkv_bias,
         mlp_bias=fields.flag("mlp_bias"),
         norm_bias=has_bias,
-        head_pooling=pooling,
-        head=(
-            HeadLinear("head.dense", sizes.hidden, sizes.hidden, "GELU", has_head_bias),
-            HeadNorm("head.norm", sizes.hidden, eps, has_bias),
-            HeadLinear("classifier", sizes.hidden, 0),
-        ),
+        head_pooling="mean" if fields.get("classifier_pooling", "cls") == "mean" else "cls",
+        head=head,
+        token_head=head,
     )
 
 

@@ -20,12 +20,16 @@ from .pooler import TokenSelection
 
 
 class TokenSequence(NamedTuple):
-    """A sequence's tokens, its segments, what pooling leaves out, and the questions in it."""
+    """A sequence's tokens, its segments, what pooling leaves out, and the questions in it.
+
+    With `wants_tokens` each token has an output, whatever the model's pooling.
+    """
 
     token_ids: NDArray[np.int32]
     type_ids: NDArray[np.int32] | None = None
     num_skipped: int = 0
     schema: SchemaSpans | None = None
+    wants_tokens: bool = False
 
 
 class PackedBatch(NamedTuple):
@@ -71,9 +75,10 @@ def run(
 
 
 def encoded(model: LoadedEncoder, attention: AttentionBackend, batch: PackedBatch) -> Tensor:
-    """Return the output for each sequence, `[S, D]` fp32; or what a decision network reads.
+    """Return the output for each sequence, `[S, D]` fp32, or for each token, `[T, D]`.
 
-    That is the last hidden state of each token, `[T, H]`. `attention` was prepared for the batch.
+    A decision network reads the last hidden state of each token, `[T, H]`. `attention` was prepared
+    for the batch.
     """
     hidden = model.network.encode(batch.step, batch.type_ids, attention)
     return model.pooler(hidden, batch.segments) if model.decision_network is None else hidden

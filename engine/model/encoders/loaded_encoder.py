@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -77,6 +77,11 @@ class LoadedEncoder:
     def width(self) -> int:
         """Return the width of a sequence's output."""
         return self.pooler.width(self.hidden_size, self.device)
+
+    @property
+    def of_tokens(self) -> LoadedEncoder:
+        """Return the model with an output for each token."""
+        return replace(self, pooler=self.pooler.of_tokens)
 
     def attention(self, num_pages: int, num_sequences: int) -> AttentionBackend:
         """Allocate `num_pages` pages and a row of recurrent state for each sequence of a step.

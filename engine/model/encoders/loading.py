@@ -18,6 +18,7 @@ from tidemill.protocol.contract import EngineError
 from ...config import EngineConfig
 from ...errors import ModelRefused, first_line_of
 from ...storage.hub import find_file
+from ..config.architecture import Architecture
 from ..config.device import choose_device, choose_dtype, context_length
 from ..config.hf_config import QUANTISED, HFConfig, UnsupportedConfig, parse_hf_config
 from ..config.transformers_fields import notes_on_ignored
@@ -29,7 +30,7 @@ from ..weights.sanity import check_not_constant
 from ..weights.weight_map import weights_of
 from ..weights.weights import check_stored, fill_weights, find_stored
 from . import causal, native
-from .architecture import HeadLinear, HeadNorm, HeadPart
+from .architecture import EncoderArchitecture, HeadLinear, HeadNorm, HeadPart
 from .decision_heads import READOUT, CodeReadout, JointHead, MarkerHead
 from .decision_networks import load_network
 from .families import FAMILIES, architecture_of
@@ -143,7 +144,7 @@ def _loaded(settings: EngineConfig, pooling_config: PoolingConfig) -> LoadedEnco
 def _load_native(
     settings: EngineConfig, pooling_config: PoolingConfig, hf_config: HFConfig
 ) -> LoadedEncoder:
-    config, is_classifier = pooling_config.config, isinstance(pooling_config.head, Classifier)
+    config, head = pooling_config.config, pooling_config.head
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, hf_config.dtype, device)
     checkpoint = find_checkpoint(settings.model)
@@ -162,13 +163,13 @@ def _load_native(
                 checkpoint,
                 config,
                 device=device,
-                is_classifier=is_classifier,
+                classifier=head if isinstance(head, Classifier) else None,
                 num_layers=num_layers,
                 served=dtype,
             )
             return check_parity(loaded, exactly, answer, num_layers)
 
-        fact = parity_fact(checkpoint, config, dtype, device, repr(pooling_config.head))
+        fact = parity_fact(checkpoint, config, dtype, device, repr(head))
         parity = run_once(fact, check_now)
     except (TypeError, ValueError, RuntimeError) as exc:
         raise UnsupportedConfig(f"it failed to run: {first_line_of(exc)}") from exc
@@ -187,14 +188,33 @@ def _load_native(
     return replace(loaded, max_model_len=max_model_len, notes=tuple(notes))
 
 
+def own_encoder(name: str, pooling_config: PoolingConfig) -> EncoderArchitecture:
+    """Return the architecture of our encoder for a model, with its head if it has its own.
+
+    Raises `UnsupportedConfig` if our encoder cannot run it.
+    """
+    head = pooling_config.head
+    if not isinstance(head, Classifier):
+        return architecture_of(name, pooling_config.config)
+    return architecture_of(
+        name, pooling_config.config, head.num_labels, is_per_token=head.is_per_token
+    )
+
+
+def own_decoder(hf_config: HFConfig, head: object) -> Architecture:
+    """Return the architecture of our decoder for a model; `UnsupportedConfig` if it has none."""
+    if isinstance(head, Classifier) and head.is_per_token:
+        raise UnsupportedConfig("the engine's decoder does not label tokens")
+    return causal.decoder_of(hf_config)
+
+
 def _candidate(
     checkpoint: Checkpoint, pooling_config: PoolingConfig, hf_config: HFConfig
 ) -> _NativeEncoder:
     """Return the native network of the model's family; `UnsupportedConfig` if there is none."""
     head = pooling_config.head
     if hf_config.model_type in FAMILIES:
-        num_labels = head.num_labels if isinstance(head, Classifier) else None
-        encoder = architecture_of(checkpoint.name, pooling_config.config, num_labels)
+        encoder = own_encoder(checkpoint.name, pooling_config)
 
         def load(
             dtype: torch.dtype, device: torch.device, *, num_layers: int | None = None
@@ -204,7 +224,7 @@ def _candidate(
 
         notes = notes_on_ignored(hf_config.where, encoder.class_name, encoder.ignored_fields)
         return _NativeEncoder(load, encoder.max_positions, lambda _: None, notes)
-    decoder = causal.decoder_of(hf_config)
+    decoder = own_decoder(hf_config, head)
 
     def count_layers(device: torch.device) -> int | None:
         return None if fits(weights_of(decoder), device) else num_layers_with_all_kinds(decoder)
@@ -223,14 +243,14 @@ def _load_transformers(
     from . import transformers_model
 
     head = pooling_config.head
-    num_labels = head.num_labels if isinstance(head, Classifier) else None
-    if head is not None and num_labels is None:
+    classifier = head if isinstance(head, Classifier) else None
+    if head is not None and classifier is None:
         raise ModelRefused(f"{settings.model}: the engine's decoder does not support it: {why}")
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, hf_config.dtype, device)
     checkpoint = find_checkpoint(settings.model)
     loaded = transformers_model.load(
-        checkpoint, pooling_config.config, dtype, device, num_labels=num_labels
+        checkpoint, pooling_config.config, dtype, device, classifier=classifier
     )
     note = (
         "transformers runs this model, with sequences of one length together and more slowly than "

@@ -41,7 +41,8 @@ def load(
     stored = find_stored(checkpoint.files, wanted, base=base, renamed=renamed)
     check_stored(checkpoint, architecture.class_name, wanted, stored, base=base, ignored=_IGNORED)
     weights = fill_weights(checkpoint.name, wanted, stored, dtype, device)
-    pooler = Pooler((architecture.head_pooling,), parts_of(architecture.head, weights))
+    modes = () if architecture.head_pooling == "tokens" else (architecture.head_pooling,)
+    pooler = Pooler(modes, parts_of(architecture.head, weights))
     shapes = tuple(block.attention for block in architecture.blocks)
     if (table := weights.pop("position_bias", None)) is not None:
         bias = position_bias(table, architecture.max_positions)

@@ -75,9 +75,9 @@ def compute_outputs(
     if not model.pooler.parts:
         return [EncoderOutput(own, None) for own in torch.split(hidden, lengths)]
     values = run(model, attention, sequences)
+    rows = torch.split(values, lengths) if model.pooler.is_per_token else values
     return [
-        EncoderOutput(own, row)
-        for own, row in zip(torch.split(hidden, lengths), values, strict=True)
+        EncoderOutput(own, row) for own, row in zip(torch.split(hidden, lengths), rows, strict=True)
     ]
 
 
@@ -87,7 +87,7 @@ def _distance(got: Sequence[EncoderOutput], expected: Sequence[EncoderOutput]) -
     for ours, theirs in zip(got, expected, strict=True):
         apart.append(_relative(ours.hidden, theirs.hidden, 1e-6))
         if ours.logits is not None and theirs.logits is not None:
-            apart.append(_relative(ours.logits[None], theirs.logits[None], LEAST_LOGIT))
+            apart.append(_relative(ours.logits, theirs.logits, LEAST_LOGIT))
     return max(apart)
 
 

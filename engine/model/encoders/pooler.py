@@ -1,16 +1,16 @@
-"""Pooler: reduces hidden states to one vector or score per sequence, in fp32."""
+"""Pooler: reduces hidden states to one vector or score per sequence, or per token, in fp32."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...kernels.backends import choose_pooling
+from ...kernels.backends import choose_pooling, torch_on_all_threads
 from ...kernels.pooling import Segments
 from .architecture import HeadLinear, HeadPart
 
@@ -22,10 +22,20 @@ _SELECTIONS: dict[str, TokenSelection] = {"cls": "first", "lasttoken": "last"}
 
 @dataclass(frozen=True, slots=True)
 class Pooler:
-    """Pooling by `modes`, joined, then `parts` in their order."""
+    """Pooling by `modes`, joined, then `parts` in their order; without modes, of each token."""
 
     modes: tuple[str, ...]
     parts: tuple[HeadFunction, ...] = ()
+
+    @property
+    def is_per_token(self) -> bool:
+        """Return whether each token has an output."""
+        return not self.modes
+
+    @property
+    def of_tokens(self) -> Pooler:
+        """Return the pooler that applies the parts to each token."""
+        return replace(self, modes=())
 
     @property
     def wanted(self) -> TokenSelection:
@@ -40,8 +50,13 @@ class Pooler:
         return self(torch.zeros(1, hidden_size, device=device), one).shape[1]
 
     def __call__(self, hidden: Tensor, segments: Segments) -> Tensor:
-        """Return the output for each sequence, fp32: `hidden [N, H]` → `[S, D]`."""
-        x = choose_pooling(hidden.device).pool(hidden, segments, self.modes)
+        """Return the outputs, fp32: `hidden [N, H]` → `[S, D]`, or `[N, D]` per token."""
+        if self.is_per_token:
+            with torch_on_all_threads(hidden.device):
+                return self._through_parts(hidden.float())
+        return self._through_parts(choose_pooling(hidden.device).pool(hidden, segments, self.modes))
+
+    def _through_parts(self, x: Tensor) -> Tensor:
         for part in self.parts:
             x = part(x)
         return x

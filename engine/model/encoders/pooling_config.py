@@ -49,7 +49,7 @@ __all__ = [
     "read_pooling_config",
 ]
 
-PoolingTask = Literal["embed", "score", "classify", "decide"]
+PoolingTask = Literal["embed", "score", "classify", "token_classify", "decide"]
 
 # Bidirectional networks that do not generate text, by `model_type`.
 ENCODER_TYPES = frozenset(
@@ -65,6 +65,7 @@ _CONFIG = "config.json"
 _SAVED_MODEL = "config_sentence_transformers.json"
 _OLD_ACTIVATION = "sbert_ce_default_activation_function"
 _SCORES = "ForSequenceClassification"
+_TAGS = "ForTokenClassification"
 # Heads for pre-training of an encoder, which are left out.
 _LANGUAGE_HEADS = ("ForMaskedLM", "ForPreTraining", "ForCausalLM")
 # Networks whose names end in "Model" but which have a head to generate text.
@@ -85,9 +86,10 @@ _NO_LIMIT = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """The network's own head for sequence classification, which gives `num_labels` numbers."""
+    """The network's own head, which gives `num_labels` numbers of a sequence or of each token."""
 
     num_labels: int
+    is_per_token: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class PoolingConfig:
     `config` is config.json after `--hf-overrides`. Vectors are made by `pooling`, then `modules` in
     order. Scores are made by `head`, or by pooling and modules, the last of which gives one number;
     the answers of decisions are made by `head`. A classifier gives a number for each of `labels`,
-    which a score of one label also has.
+    which a score of one label also has; `token_classify` does so for each token.
     The endpoint then normalises vectors to length 1 if `normalize`, and passes scores through
     `activation`, a class of torch.nn. `max_seq_length` None means no limit. `prompts` are put
     before a text by their names. `matryoshka` are the widths that vectors may be cut to: empty for
@@ -146,7 +148,7 @@ def is_pooling_model(config: Mapping[str, Any], settings: EngineConfig) -> bool:
         return True
     raw = overridden(config, settings)
     architecture = _architecture(raw)
-    if _kind(raw) in ENCODER_TYPES or architecture.endswith(_SCORES):
+    if _kind(raw) in ENCODER_TYPES or architecture.endswith((_SCORES, _TAGS)):
         return True
     if architecture.endswith("Model") and not architecture.endswith(_WRITES):
         return True
@@ -169,7 +171,11 @@ def read_pooling_config(config: Mapping[str, Any], settings: EngineConfig) -> Po
         options.only()
         return _of_decisions(raw, files, head)
     stack = read_stack(files)
-    if _task(raw, settings, files, stack) == "score":
+    task = _task(raw, settings, files, stack)
+    if task == "token_classify":
+        options.only()
+        return _of_tokens(raw, files)
+    if task == "score":
         return _scores_with(_of_scores(raw, files, stack), options)
     unserved_head = _unserved_head(raw, settings, files) if stack is None else ""
     read = replace(_of_vectors(raw, files, stack), unserved_head=unserved_head)
@@ -181,6 +187,8 @@ def _task(
 ) -> PoolingTask:
     if settings.convert == "embed":
         return "embed"
+    if stack is None and _architecture(raw).endswith(_TAGS):
+        return "token_classify"
     if settings.convert == "classify" or "classifier_from_token" in raw:
         return "score"
     if stack is None:
@@ -265,6 +273,19 @@ def _of_scores(raw: Mapping[str, Any], files: ModelFiles, stack: Stack | None) -
         labels=read_labels(config, num_labels),
         has_pair_template=stack is not None and stack.reads_messages,
         template_variables={} if stack is None else stack.template_variables,
+        **_of_texts(files),
+    )
+
+
+def _of_tokens(raw: Mapping[str, Any], files: ModelFiles) -> PoolingConfig:
+    config = SavedFields(files, _CONFIG, raw)
+    count = count_labels(config)
+    return PoolingConfig(
+        config=raw,
+        task="token_classify",
+        head=Classifier(count, is_per_token=True),
+        activation="Softmax",
+        labels=read_labels(config, count),
         **_of_texts(files),
     )
 

@@ -26,6 +26,7 @@ from ..weights.sanity import check_finite, check_not_constant, check_numbers
 from .eager import ENCODERS_OF_PAIRS, inputs_of, read_config, read_module
 from .loaded_encoder import LoadedEncoder
 from .pooler import Pooler
+from .pooling_config import Classifier
 
 # Families whose position tables begin after the row of padding.
 _OFFSET = frozenset(
@@ -43,15 +44,16 @@ _FEW = 8
 class TransformersEncoder:
     """A `EncoderNetwork` over a module of transformers.
 
-    A classifier's output for a sequence takes the place of the hidden state of its one row.
+    A classifier's output for a sequence takes the place of the hidden state of its one row; a token
+    classifier's outputs take the places of those of all rows.
     """
 
     needs_torch = True
 
-    def __init__(self, module: Any, *, is_classifier: bool, num_types: int) -> None:
+    def __init__(self, module: Any, *, classifier: Classifier | None, num_types: int) -> None:
         self.num_layers_started = 0
         self._module = module
-        self._is_classifier = is_classifier
+        self._classifier = classifier
         self._num_types = num_types
 
     def can_replay(self, token_ids: NDArray[np.int32]) -> bool:
@@ -64,6 +66,8 @@ class TransformersEncoder:
         del attention  # the module has its own
         if self._num_types > 1 and type_ids is None:
             type_ids = torch.zeros_like(step.token_ids)
+        classifier = self._classifier
+        has_one_row = classifier is not None and not classifier.is_per_token
         starts = step.host.query_starts
         lengths = starts.diff()
         outputs: dict[int, Tensor] = {}
@@ -73,10 +77,11 @@ class TransformersEncoder:
             tokens = (starts[of_length, None] + torch.arange(length)).to(step.token_ids.device)
             types = None if type_ids is None else type_ids[tokens]
             output = self._module(**inputs_of(step.token_ids[tokens], types))
-            rows = output.logits[:, None] if self._is_classifier else output.last_hidden_state
+            rows = output.last_hidden_state if classifier is None else output.logits
+            rows = rows[:, None] if has_one_row else rows
             outputs |= dict(zip(of_length.tolist(), rows, strict=True))
         together = torch.cat([outputs[number] for number in range(len(lengths))])
-        return together if self._is_classifier else together[step.logit_rows]
+        return together if has_one_row else together[step.logit_rows]
 
 
 def load(
@@ -85,35 +90,37 @@ def load(
     dtype: torch.dtype,
     device: torch.device,
     *,
-    num_labels: int | None,
+    classifier: Classifier | None,
 ) -> LoadedEncoder:
-    """Return the model in a dtype on a device; `ModelRefused` explains why it cannot be served.
+    """Return the model in a dtype on a device, with the head of a `classifier`.
 
-    With `num_labels` it has its head for sequence classification.
+    `ModelRefused` explains why it cannot be served.
     """
-    is_classifier = num_labels is not None
     config = read_config(checkpoint.name, raw)
-    has_encoder = config.model_type in ENCODERS_OF_PAIRS and not is_classifier
+    has_encoder = config.model_type in ENCODERS_OF_PAIRS and classifier is None
     if getattr(config, "is_encoder_decoder", False) and not has_encoder:
         raise ModelRefused(
             f"{checkpoint.name}: model type {config.model_type!r} is an encoder-decoder, which "
             "supports neither embeddings nor scores."
         )
-    kind = {"is_classifier": is_classifier, "is_multimodal": "text_config" in raw}
-    module = read_module(checkpoint, config, dtype, device, None, **kind)
+    is_multimodal = "text_config" in raw
+    module = read_module(
+        checkpoint, config, dtype, device, None, classifier=classifier, is_multimodal=is_multimodal
+    )
     check_numbers(checkpoint.name, module.named_parameters())
     num_types = getattr(config, "type_vocab_size", None) or 0
-    hidden = config.num_labels if is_classifier else getattr(config, "hidden_size", None)
+    hidden = config.num_labels if classifier else getattr(config, "hidden_size", None)
     vocab_size = getattr(config, "vocab_size", None)
     if not hidden or not vocab_size:
         raise ModelRefused(
             f"{checkpoint.name}: {CONFIG} sets neither hidden_size nor vocab_size: only models "
             "that read tokens and give a vector for each are supported."
         )
-    _check_outputs(checkpoint.name, module, vocab_size, device, num_labels)
+    _check_outputs(checkpoint.name, module, vocab_size, device, classifier)
+    is_per_token = classifier is not None and classifier.is_per_token
     return LoadedEncoder(
-        network=TransformersEncoder(module, is_classifier=is_classifier, num_types=num_types),
-        pooler=Pooler(("lasttoken",)),
+        network=TransformersEncoder(module, classifier=classifier, num_types=num_types),
+        pooler=Pooler(() if is_per_token else ("lasttoken",)),
         shapes=(),
         backend=ReferenceAttention,
         dtype=dtype,
@@ -135,17 +142,17 @@ def positions_of_encoder(config: Any) -> int:
 
 @torch.inference_mode()
 def _check_outputs(
-    name: str, module: Any, vocab_size: int, device: torch.device, num_labels: int | None
+    name: str, module: Any, vocab_size: int, device: torch.device, classifier: Classifier | None
 ) -> None:
     """Refuse a module whose outputs are not finite, the same for all tokens or not the labels'."""
     tokens = parity_tokens(vocab_size, ())[:_FEW].to(device)
     output = module(**inputs_of(tokens[None], None))
-    if num_labels is None:
+    if classifier is None:
         check_not_constant(name, output.last_hidden_state)
         return
     check_finite(name, output.logits)
-    if output.logits.shape[-1] != num_labels:
+    if output.logits.shape[-1] != classifier.num_labels:
         raise ModelRefused(
             f"{name}: its head gives {output.logits.shape[-1]} numbers, but {CONFIG} has "
-            f"{num_labels} labels: correct num_labels and id2label."
+            f"{classifier.num_labels} labels: correct num_labels and id2label."
         )

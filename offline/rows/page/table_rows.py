@@ -27,6 +27,8 @@ _RESULTS: Final = frozenset(
 )
 LABELED: Final = ["label", "score", "probs"]
 """Columns of a text's labels."""
+SPANS: Final = ["spans"]
+"""Columns of a text's labeled spans."""
 _NOT_SHOWN: Final = frozenset(("finish_reason", "usage", "logprobs"))
 _IDS: Final = ("custom_id", "id")
 
@@ -167,8 +169,9 @@ def first_result(names: Sequence[str]) -> int:
     last = ends[-1] - 1
     if questions := question_columns_at_end(bare[:last]):
         return last - sum(map(len, questions))
-    if bare[:last][-len(LABELED) :] == LABELED:
-        return last - len(LABELED)
+    for columns in (LABELED, SPANS):
+        if bare[:last][-len(columns) :] == columns:
+            return last - len(columns)
     first, seen = last, {"usage"}
     while first and bare[first - 1] in _RESULTS - seen:
         first -= 1

@@ -287,6 +287,19 @@ def test_labels_have_their_scores() -> None:
     ]
 
 
+def test_spans_of_a_token_classifier_are_a_list() -> None:
+    """A text without any has an empty list, a failed row none."""
+    span = {"label": "PER", "score": 0.5, "start": 0, "end": 3, "text": "Ada"}
+    item, empty = {"index": 0, "spans": [span]}, {"index": 0, "spans": []}
+    bodies = [row({"data": [item], "usage": USAGE}), row({"data": [empty], "usage": USAGE})]
+    schema, found = columns_of([*bodies, row(None)], url="/v1/classify")
+    assert schema.names[-3:] == ["spans", "usage", "error"]
+    assert [each["spans"] for each in found] == [[span], [], None]
+    several = row({"data": [item, empty], "usage": USAGE})
+    _, [both] = columns_of([several], url="/v1/classify")
+    assert both["spans"] == [[span], []]
+
+
 def test_ambiguous_names_are_refused() -> None:
     """The error comes before anything runs."""
     kept = pa.schema([("error", pa.string()), ("output_error", pa.string())])

@@ -339,5 +339,6 @@ async def test_the_error_of_a_url_of_other_models_names_them() -> None:
     error = await Scene().error("/v1/chat/completions", messages=[])
     assert error["message"] == (
         "Model does not support endpoint: /v1/chat/completions. It requires a text generation "
-        "model; this model supports /v1/embeddings, /v2/embed, /v1/score, /v1/rerank."
+        "model; this model supports /v1/embeddings, /v2/embed, /v1/score, /v1/rerank, "
+        "/pooling."
     )

@@ -267,3 +267,32 @@ def test_a_package_that_is_missing_is_named(name: str) -> None:
     assert "TidemillError" in done.stderr.splitlines()[-1]
     assert f"tidemill.{name} needs " in done.stderr
     assert "pip install" in done.stderr.splitlines()[-1]
+
+
+class Spans(Echo):
+    """Answers each line as a token classifier."""
+
+    def send_line(self, number: int, data: bytes) -> Sent[Row]:
+        """Answer at once, with one span."""
+        self.sent.append((number, data))
+        span = {"label": "PER", "score": 0.5, "start": 0, "end": 3, "text": "row"}
+        body = {"data": [{"index": 0, "spans": [span]}], "usage": {"total_tokens": 1}}
+        row = json.dumps(
+            {"response": {"status_code": 200, "body": body}, "error": None}, indent=None
+        )
+        future: Future[Row] = Future()
+        compact = row.replace(": ", ":").encode()
+        future.set_result(Row(0, is_success=True, usage=Usage(), row=compact))
+        return Sent(future, len(data))
+
+
+def test_the_column_of_spans_is_declared_by_the_strategy() -> None:
+    """Without it the error names the parameter: a schema precedes the first answer."""
+    recipe: dict[str, Any] = {"url": "/v1/classify", "prompt": "{{ name }}"}
+    declared = BatchAnswers({**recipe, "params": {"aggregation_strategy": "max"}}, NAMES.schema)
+    assert [field.name for field in declared.fields] == ["spans", "usage", "error"]
+    some = NAMES.slice(0, 3).to_batches()
+    [found] = declared.answered(Spans(), some)
+    assert [spans[0]["text"] for spans in found.column("spans").to_pylist()] == ["row"] * 3
+    with pytest.raises(TidemillError, match="aggregation_strategy"):
+        list(BatchAnswers(recipe, NAMES.schema).answered(Spans(), some))

@@ -143,7 +143,7 @@ def test_a_model_without_modules_is_pooled_as_vllm_does(
     assert read.is_assumed
 
 
-@pytest.mark.parametrize("head", ["TokenClassification", "QuestionAnswering", "MultipleChoice"])
+@pytest.mark.parametrize("head", ["QuestionAnswering", "MultipleChoice"])
 def test_a_trained_head_that_no_endpoint_serves_is_refused_by_name(
     head: str, tmp_path: Path
 ) -> None:
@@ -157,6 +157,26 @@ def test_a_trained_head_that_no_endpoint_serves_is_refused_by_name(
     read = described(tmp_path, config, {"modules.json": stack("Pooling")})
     assert read is not None
     assert read.unserved_head == ""
+
+
+def test_a_token_classifier_labels_tokens_unless_vectors_are_requested(tmp_path: Path) -> None:
+    """`--convert embed` and sentence-transformers' modules leave its head out."""
+    labels = {"id2label": {"0": "O", "1": "B-PER"}}
+    config = {"model_type": "qwen3", "architectures": ["Qwen3ForTokenClassification"], **labels}
+    for convert in ("auto", "classify"):
+        read = described(tmp_path, config, convert=convert)
+        assert read is not None
+        assert (read.task, read.labels) == ("token_classify", ("O", "B-PER"))
+        assert read.head == Classifier(2, is_per_token=True)
+    with pytest.raises(ModelRefused, match="--pooler-config"):
+        described(tmp_path, config, pooler_config={"use_activation": False})
+    with pytest.raises(ModelRefused, match="unsupported id2label"):
+        described(tmp_path, {**config, "id2label": {"0": "O", "2": "B-PER"}})
+    for changes in ({"convert": "embed"}, {}):
+        files = {} if changes else {"modules.json": stack("Pooling")}
+        read = described(tmp_path, config, files, **changes)
+        assert read is not None
+        assert read.task == "embed"
 
 
 def test_a_head_that_predicts_masked_words_is_named(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from tidemill.engine.errors import ModelRefused
 from tidemill.engine.inspection import inspect_model
 from tidemill.engine.model.encoders import transformers_model
 from tidemill.engine.model.encoders.loaded_encoder import LoadedEncoder
+from tidemill.engine.model.encoders.pooling_config import Classifier
 from tidemill.engine.model.encoders.transformers_model import TransformersEncoder
 from tidemill.engine.model.weights.checkpoint import find_checkpoint
 from tidemill.engine.scheduling.encoding import EncodingRequest
@@ -163,7 +164,7 @@ def test_a_head_with_another_number_of_labels_is_refused(tmp_path: Path) -> None
     config = json.loads((tmp_path / "config.json").read_bytes())
     checkpoint, cpu = find_checkpoint(str(tmp_path)), torch.device("cpu")
     with pytest.raises(ModelRefused, match=r"its head gives 3 numbers, but .* has 2 labels"):
-        transformers_model.load(checkpoint, config, torch.float32, cpu, num_labels=2)
+        transformers_model.load(checkpoint, config, torch.float32, cpu, classifier=Classifier(2))
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_labels": 2}))
     with pytest.raises(ModelRefused, match=r"out_proj.bias \[3\] instead of \[2\]"):
         loaded(tmp_path)
