@@ -63,7 +63,7 @@ def add_batch_flags(parser: argparse.ArgumentParser) -> None:
         "--priority",
         type=int,
         metavar="N",
-        help="run before your batches with a higher number, -100 to 100 (default: 0)",
+        help="run before batches with a higher number, -100 to 100 (default: 0)",
     )
     add(
         "--escalate",

@@ -101,8 +101,8 @@ def test_an_interactive_sequence_needs_the_same_steps_next_to_a_full_batch() -> 
             yard.add(long(5, seed), 40)
         if num_rows:
             yard.step()
-        asked, before = yard.add(long(5, 99), 6, **options), yard.num_steps
-        while asked not in yard.finished:
+        request, before = yard.add(long(5, 99), 6, **options), yard.num_steps
+        while request not in yard.finished:
             yard.step()
         return yard.num_steps - before
 
