@@ -99,7 +99,9 @@ async def _waiting(
     if batch is None or batch.model_of(is_escalated=False) != model or not _can_run(batch, now):
         return []
     progress = await driver.run(deployment.table.get_shard_progress(batch))
-    others = {shard.number for shard in progress.live if shard.is_leased(now) or shard.is_escalated}
+    failing = progress.failing(now, deployment.settings.max_attempts)
+    others = {shard.number for shard in (*progress.leased(now), *failing)}
+    others |= {shard.number for shard in progress.live if shard.is_escalated}
     numbers = await driver.run(deployment.table.list_waiting(batch_id, others, _MAX_SHARDS))
     random.shuffle(numbers)  # so that workers try different ones
     return numbers
