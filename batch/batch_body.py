@@ -17,6 +17,7 @@ from .batch_request import (
     MAX_METADATA_KEY_CHARS,
     MAX_METADATA_PAIRS,
     MAX_METADATA_VALUE_CHARS,
+    MAX_PRIORITY,
     MAX_URL_CHARS,
     MIN_EXPIRY_SECONDS,
 )
@@ -112,6 +113,13 @@ class BatchOptions(BaseModel):
             description="Escalate below the confidence from which answers to the recipe's gold "
             "rows reach this accuracy.",
             json_schema_extra={"exclusiveMinimum": 0, "maximum": 1},
+        ),
+    ] = None
+    priority: Annotated[
+        int | None,
+        Field(
+            description="Order among the tenant's batches: a lower number runs first.",
+            json_schema_extra={"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY, "default": 0},
         ),
     ] = None
     recipe: Annotated[

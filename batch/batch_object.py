@@ -120,11 +120,11 @@ class ThresholdObject(BaseModel):
 class TidemillObject(BaseModel):
     """Tidemill's fields of a Batch, in addition to OpenAI's.
 
-    `seconds` is the running time so far, or until the end. Rates are those of the last minute over
-    the running shards. Once the batch has ended they are the mean from `first_row_at`, when the
-    first row began to run, to `last_row_at`, when the last one ended; token rates count
-    generated tokens or prompt tokens. `eta_at` (Unix seconds) is the estimated end.
-    `audio_seconds` is the length of the transcribed audio.
+    A batch with a lower `priority` runs first. `seconds` is the running time so far, or until the
+    end. Rates are those of the last minute over the running shards. Once the batch has ended they
+    are the mean from `first_row_at`, when the first row began to run, to `last_row_at`, when the
+    last one ended; token rates count generated tokens or prompt tokens. `eta_at` (Unix seconds) is
+    the estimated end. `audio_seconds` is the length of the transcribed audio.
     `reused_rows` are completed rows that an earlier batch computed: `usage` excludes their
     tokens. `truncated_rows` are completed rows whose answer reached its token limit.
     `escalated_rows` are left to the model `escalate`, or answered by it: the rows whose confidence
@@ -143,6 +143,7 @@ class TidemillObject(BaseModel):
     whether that is `done` or `failed`.
     """
 
+    priority: int
     seconds: int
     first_row_at: float | None
     last_row_at: float | None
@@ -310,6 +311,7 @@ def _tidemill_object(
     until = batch.end_at or now
     seconds = max(0, int(until - (batch.in_progress_at or batch.created_at)))
     return TidemillObject(
+        priority=batch.options.priority,
         seconds=seconds,
         first_row_at=done.first_row_at or None,
         last_row_at=done.last_row_at or None,

@@ -62,6 +62,7 @@ RECIPE_PREFIX: Final = "recipe-"
 
 _MAX_NAME_BYTES = len(S3) + 63 + 1 + MAX_KEY_BYTES  # 63 for the bucket's name
 _MAX_COST = 10**9
+MAX_PRIORITY: Final = 100
 _URL_CHARS = re.compile(r"[!-\[\]-~]+", re.ASCII)  # printable, no space and no backslash
 _URLS = ("output_url", "error_url", "webhook_url")
 _NUMBERS = ("max_cost", "escalate_below", "target_accuracy")
@@ -71,7 +72,7 @@ _NAMES = (
     "on_invalid_line",
     *_NUMBERS,
     "strict_parameters",
-    *("escalate", "escalate_by"),
+    *("escalate", "escalate_by", "priority"),
 )
 _BOOLEANS: Mapping[str, bool] = MappingProxyType({"true": True, "false": False})
 
@@ -129,6 +130,8 @@ def parse_options(
     for name in _NUMBERS:
         with suppress(TypeError, ValueError):
             requested[name] = float(requested[name])
+    with suppress(TypeError, ValueError):
+        requested["priority"] = int(requested["priority"])
     is_strict = requested["strict_parameters"]
     if is_strict is not None:
         requested["strict_parameters"] = _BOOLEANS.get(is_strict.lower(), is_strict)
@@ -233,6 +236,7 @@ def _check(requested: Mapping[str, Any], names: Mapping[str, str], metadata: obj
             requested["strict_parameters"], names["strict_parameters"]
         ),
         **_check_escalation(requested, names),
+        priority=_check_priority(requested["priority"], names["priority"]),
     )
 
 
@@ -265,6 +269,15 @@ def _check_cost(value: Any, param: str) -> float | None:
         words = f"`{param}` must be above 0 and at most {_MAX_COST:,}; got {excerpt(value)}."
         raise InvalidOption(words, param=param)
     return float(value)
+
+
+def _check_priority(value: object, param: str) -> int:
+    if value is None:
+        return 0
+    if type(value) is int and -MAX_PRIORITY <= value <= MAX_PRIORITY:
+        return value
+    words = f"`{param}` must be an integer between -{MAX_PRIORITY} and {MAX_PRIORITY}"
+    raise InvalidOption(f"{words}; got {excerpt(value)}.", param=param)
 
 
 def _check_choice(value: object, param: str) -> OnInvalidLine:

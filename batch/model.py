@@ -50,7 +50,7 @@ class Options:
     table's recipe from the user metadata of an upload, as text; `table_recipe` has those of an API
     request, as JSON. The model `escalate` answers rows with an answer whose confidence is lower
     than `escalate_below`, or than the threshold that gives the others `target_accuracy`, in the way
-    `escalate_by`.
+    `escalate_by`. Batches of a tenant with a lower `priority` run first.
     """
 
     completion_window: str = "24h"
@@ -68,6 +68,7 @@ class Options:
     escalate_below: float | None = None
     target_accuracy: float | None = None
     escalate_by: EscalateBy = "decision"
+    priority: int = 0
 
 
 def is_share(value: object) -> TypeGuard[float]:

@@ -26,7 +26,7 @@ MAX_BYTES: Final = 16 * 2**30
 """Default limit of the size of stored results."""
 
 _CHECKSUM_BYTES: Final = 16
-_WITHOUT_EFFECT: Final = frozenset({"user", "metadata", "safety_identifier"})
+_WITHOUT_EFFECT: Final = frozenset({"user", "metadata", "safety_identifier", "priority"})
 """Parameters of a body that do not affect the reply."""
 
 _SHOWN: Final = frozenset({"metadata"})

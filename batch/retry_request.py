@@ -20,7 +20,7 @@ from .model import Batch, Options, Retry
 RETRY_OF: Final = "retry_of"
 """Metadata key of a retry, for the retried batch's ID."""
 
-_INHERITED: Final = ("completion_window", "webhook_url", "max_cost")
+_INHERITED: Final = ("completion_window", "webhook_url", "max_cost", "priority")
 _MAX_EDIT_BYTES: Final = 2**16
 
 

@@ -21,6 +21,7 @@ from tidemill.batch.suspects import KILLED_MESSAGE
 from tidemill.protocol.bodies import error_body
 from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats, Reply, StreamedReply
 from tidemill.protocol.errors import RequestError
+from tidemill.protocol.requests import interactive_priority
 from tidemill.protocol.stall import STALL_SECONDS
 
 from .client import EngineClient
@@ -102,7 +103,10 @@ class ServedReplicas:
             with suppress(RuntimeError):  # the server's loop is closed, so nothing waits
                 loop.call_soon_threadsafe(answers.put_nowait, answer)
 
-        exchange = self._exchange(data, created, home, post, is_online=is_online)
+        is_urgent = is_online and interactive_priority(request.body) is not None
+        exchange = self._exchange(
+            data, created, home, post, is_online=is_online, is_urgent=is_urgent
+        )
         asking = self._thread.submit(exchange)
         try:
             first = await _next(answers)
@@ -119,7 +123,14 @@ class ServedReplicas:
         return StreamedReply(chunks)
 
     async def _exchange(
-        self, data: bytes, created: int, home: int, post: _Post, *, is_online: bool
+        self,
+        data: bytes,
+        created: int,
+        home: int,
+        post: _Post,
+        *,
+        is_online: bool,
+        is_urgent: bool,
     ) -> None:
         """Post the frames of an answer, from another engine if one dies before the first."""
         has_begun = False
@@ -133,7 +144,7 @@ class ServedReplicas:
 
         try:
             await self._pool.run(
-                exchange, home=home, is_urgent=is_online, may_repeat=lambda: not has_begun
+                exchange, home=home, is_urgent=is_urgent, may_repeat=lambda: not has_begun
             )
         except Quarantined:
             post(_failed(KILLED_MESSAGE, code="engine_died", status_code=500))

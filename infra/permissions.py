@@ -62,6 +62,13 @@ def live_shards(data: DataStack) -> iam.PolicyStatement:
     return statement
 
 
+def list_active(data: DataStack) -> iam.PolicyStatement:
+    """Allow to list the active batches, and their places in the order of a tenant's batches."""
+    statement = allow(["dynamodb:Query"], [data.table.table_arn])
+    statement.add_condition("ForAllValues:StringEquals", {"dynamodb:LeadingKeys": ["ACTIVE"]})
+    return statement
+
+
 def read_tenants(data: DataStack) -> iam.PolicyStatement:
     """Allow to read the settings of tenants, and nothing else in the table."""
     statement = allow(["dynamodb:GetItem"], [data.table.table_arn])
@@ -184,6 +191,7 @@ def worker_statements(data: DataStack, model: Model) -> list[iam.PolicyStatement
         send_to_control(data),
         table_items(data, "GetItem", "UpdateItem"),
         live_shards(data),
+        list_active(data),
         find_objects(data),
         read_objects(data, "input/", "files/", "work/", MEDIA_PREFIX),
         write_objects(data, "work/"),

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from .embeddings import EmbeddingRequest
 from .errors import RequestError
-from .fields import Text, Whole
+from .fields import Priority, Text, Whole
 from .parts import TextPart
 from .prompts import MAX_PROMPTS
 from .validation import short_repr
@@ -59,6 +59,7 @@ class CohereEmbedRequest(BaseModel):
     output_dimension: Annotated[Whole, Field(ge=1)] | None = None
     max_tokens: Annotated[Whole, Field(ge=1)] | None = None
     truncate: Literal["NONE", "START", "END"] | None = None
+    priority: Priority | None = None
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

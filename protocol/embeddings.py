@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from .bodies import list_body
 from .chat import free_names
 from .errors import RequestError
-from .fields import CutTo, Side, Text, Whole
+from .fields import CutTo, Priority, Side, Text, Whole
 from .messages import Message
 from .prompts import Prompts
 
@@ -38,6 +38,7 @@ class PoolingRequest(BaseModel):
     truncation_side: Side | None = None
     use_activation: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(free_names)] | None = None
+    priority: Priority | None = None
 
 
 EncodingFormat = Literal["float", "base64"]

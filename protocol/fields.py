@@ -39,6 +39,7 @@ _MAX_PATTERN = 1_000
 _MAX_FIELDS = 100
 _LEAST_REPEATS = 2
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+MAX_PRIORITY = 2**31 - 1
 
 
 def _whole(value: object) -> object:
@@ -128,6 +129,7 @@ Penalty = Annotated[Finite, Field(ge=-2, le=2)]
 Share = Annotated[Finite, Field(ge=0, le=1)]
 Temperature = Annotated[Finite, Field(ge=0)]
 Seed = Annotated[Whole, Field(ge=_INT64_MIN, le=_INT64_MAX)]
+Priority = Annotated[Whole, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 TopK = Annotated[Whole, Field(ge=-1)]
 RepetitionPenalty = Annotated[Finite, Field(ge=0.01, le=100)]
 Text = Annotated[str, AfterValidator(encodable)]
@@ -181,6 +183,8 @@ class SamplingFields(BaseModel):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
+
+    priority: Priority | None = None
 
 
 class GenerationRequest(SamplingFields):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WITHOUT_EFFECT = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prediction"),
     *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
-    *("priority", "request_id", "rid"),
+    *("request_id", "rid"),
     *("guided_decoding_backend", "stream", "stream_options"),
 )
 """Other servers' parameters that change no row, in addition to the fields of requests."""

@@ -21,7 +21,7 @@ from .decisions.openai_body import DecisionRequest
 from .decisions.questions import MAX_ORDERS
 from .decisions.systemone_body import SystemOneRequest
 from .embeddings import EmbeddingRequest
-from .fields import MAX_CHOICES
+from .fields import MAX_CHOICES, MAX_PRIORITY
 from .moderation import ModerationRequest
 from .names import name_of_model
 from .pooling import PoolRequest
@@ -89,6 +89,7 @@ _SEQUENCE_LISTS = (
     "items",
 )
 
+_FAST_TIERS = ("priority", "fast", "ultrafast")
 _MAX_CACHED_CHARS = 256
 _cached_route = lru_cache(maxsize=64)(served_route)
 
@@ -182,6 +183,19 @@ def check_request(
     if served_names is not None and "model" in body:
         name_of_model(body, served_names)
     return read_score(body) if route is SCORE else read_body(_REQUESTS[route.name], body)
+
+
+def interactive_priority(body: Mapping[str, Any]) -> int | None:
+    """Return the priority of an interactive request, valid or not: the lowest comes first.
+
+    It is None for a request that waits for all others, as rows of files do: tier `flex`.
+    """
+    tier, priority = body.get("service_tier"), body.get("priority")
+    if tier == "flex":
+        return None
+    if isinstance(priority, int | float) and abs(priority) <= MAX_PRIORITY:
+        return int(priority)
+    return -1 if tier in _FAST_TIERS else 0
 
 
 def num_sequences(body: Mapping[str, Any]) -> int:

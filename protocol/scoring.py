@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validat
 from .bodies import list_body
 from .embeddings import PoolingRequest
 from .errors import RequestError
-from .fields import MAX_NAMED_TOKENS, Count, Text, empty, encodable, fault
+from .fields import MAX_NAMED_TOKENS, Count, Priority, Text, empty, encodable, fault
 from .prompts import OnePrompt, Prompts
 
 MAX_TEXTS = 2_048
@@ -154,6 +154,7 @@ class GenerativeScoringRequest(BaseModel):
     item_first: bool | None = None
     add_special_tokens: bool | None = None
     cache_salt: Annotated[Text, Field(min_length=1)] | None = None
+    priority: Priority | None = None
 
 
 def score_body(

@@ -2,7 +2,7 @@
 
 Ignoring one of them would give a plausible but wrong answer, so each is refused by name unless
 its value is neutral. Parameters that are in neither this table nor a request's model are
-unknown or harmless (`user`, `metadata`, `store`, `service_tier`, `priority`, …): accepted.
+unknown or harmless (`user`, `metadata`, `store`, `service_tier`, …): accepted.
 """
 
 from __future__ import annotations

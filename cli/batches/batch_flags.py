@@ -16,7 +16,7 @@ WINDOW, ON_INVALID_LINE = "completion_window", "on_invalid_line"
 NAMES = (
     *(WINDOW, ON_INVALID_LINE, "strict_parameters"),
     *("output_url", "error_url", "webhook_url", "max_cost", "escalate", "escalate_below"),
-    *("target_accuracy", "escalate_by"),
+    *("target_accuracy", "escalate_by", "priority"),
 )
 """The options' names in the API; S3 metadata has dashes instead of underscores."""
 
@@ -58,6 +58,12 @@ def add_batch_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="AMOUNT",
         help="limit the cost of its GPU time; requests that have not run by then get an error row",
+    )
+    add(
+        "--priority",
+        type=int,
+        metavar="N",
+        help="run before batches with a higher number, -100 to 100 (default: 0)",
     )
     add(
         "--escalate",

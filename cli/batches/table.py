@@ -135,6 +135,7 @@ def details(batch: Batch, file: str, failures: ErrorSummary) -> list[str]:
         ("cost", cost_words(extension)),
         *((words, _time(fields[name])) for words, name in _TIMES if fields.get(name)),
         ("window", f"{fields.get('completion_window')}, until {_time(fields.get('expires_at'))}"),
+        ("priority", extension.get("priority")),
         ("took", duration(extension["seconds"]) if extension.get("seconds") else None),
         ("output", batch.output_file_id),
         ("errors", batch.error_file_id),

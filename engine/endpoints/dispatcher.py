@@ -20,7 +20,7 @@ from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats, Rep
 from tidemill.protocol.errors import InternalError, RequestError
 from tidemill.protocol.in_flight import InFlightLimiter
 from tidemill.protocol.names import name_of_model, own_names
-from tidemill.protocol.requests import num_sequences
+from tidemill.protocol.requests import interactive_priority, num_sequences
 from tidemill.protocol.routes import UNKNOWN_URL, not_served
 from tidemill.protocol.stream import (
     STREAM_NOT_SUPPORTED,
@@ -51,7 +51,7 @@ from .text_batches import TextBatcher
 _logger = logging.getLogger(__name__)
 
 _MAX_NAME_CHARS = 200
-_INTERACTIVE = 1  # the priority of an interactive request; a row of a file has 0
+_INTERACTIVE = 1  # the executor of interactive requests; that of rows of files is 0
 # Limits on media: concurrent decoding, fetched bytes, and decoded bytes that wait for the engine.
 _MAX_DECODING = 4
 _MAX_FETCHED_BYTES = 64 * 2**20
@@ -60,7 +60,7 @@ _MAX_HELD_BYTES = 512 * 2**20
 _SHORT_LINE_BYTES = 500
 # Each additional sequence takes as long to prepare as this number of bytes.
 _SEQUENCE_BYTES = 100
-# Threads that compile constraints, for each priority, whatever a body's size.
+# Threads that compile constraints, for each class, whatever a body's size.
 _MAX_COMPILING = 2
 # Each value of a result becomes about 400 bytes of a body, and takes some microseconds.
 _SHORT_VALUES = 1_000
@@ -99,7 +99,7 @@ class Dispatcher:
         self._endpoints = EndpointTable(offline)
         self._online = EndpointTable([*offline, *online])
         self._engine: Engine[Any, Any] = engine
-        # One executor per priority: interactive requests never queue behind rows of files.
+        # One executor per class: interactive requests never queue behind rows of files.
         # Threads take at most half of the cores; the rest is for the event loop and the model's
         # step.
         num_threads = max(1, (os.cpu_count() or 1) // 2)
@@ -148,7 +148,8 @@ class Dispatcher:
     ) -> Reply | StreamedReply:
         endpoint = self._online.find(url)
         options = stream_options(body) if "stream" in body else None
-        metadata = replace(self._heading(body, request_id, created), priority=_INTERACTIVE)
+        heading = self._heading(body, request_id, created)
+        metadata = replace(heading, priority=interactive_priority(body))
         if options is None:
             return await self._run(endpoint, body, metadata)
         if not isinstance(endpoint, StreamingEndpoint):
@@ -179,7 +180,7 @@ class Dispatcher:
                 assert isinstance(endpoint, FollowUps)
                 prepared, results = await self._followed_up(endpoint, prepared, results)
             size = prepared.num_values + sum(result.num_values for result in results)
-            executor = self._finishing[metadata.priority]
+            executor = self._finishing[metadata.priority is not None]
             reply = await executor.run(size, endpoint.finish, prepared, results)
             return reply._replace(is_long=size > _SHORT_VALUES)
 
@@ -187,7 +188,7 @@ class Dispatcher:
         self, endpoint: FollowUps, prepared: Prepared[Any, Any], results: Sequence[Any]
     ) -> tuple[Prepared[Any, Any], Sequence[Any]]:
         """Return the requests and results of a body, with those that follow."""
-        executor = self._finishing[prepared.metadata.priority]
+        executor = self._finishing[prepared.metadata.priority is not None]
         while True:
             size = sum(result.num_values for result in results)
             extended = await executor.run(size, endpoint.follow_up, prepared, results)
@@ -285,7 +286,7 @@ class Dispatcher:
         fetched = None
         if hasattr(endpoint, "fetched"):
             fetched = cast("FetchingEndpoint", endpoint).fetched(body)
-        if fetched is None and metadata.priority == 0 and hasattr(endpoint, "draft"):
+        if fetched is None and metadata.priority is None and hasattr(endpoint, "draft"):
             size, drafting = body_size(body), cast("DraftingEndpoint[Any, Any]", endpoint)
             draft = drafting.draft(body, metadata) if size <= SHORT_BYTES else None
             if draft is not None:
@@ -293,11 +294,11 @@ class Dispatcher:
         if fetched is None:
             is_constrained = not AUTOMATON_FIELDS.isdisjoint(body) and asks_for_automaton(body)
             executors = self._compiling if is_constrained else self._preparing
-            executor = executors[metadata.priority]
+            executor = executors[metadata.priority is not None]
             size = body_size(body)
             if "questions" in body:  # the input is tokenized once per read
                 size *= num_sequences(body)
-            elif metadata.priority or "n" in body:
+            elif metadata.priority is not None or "n" in body:
                 size += _SEQUENCE_BYTES * (num_sequences(body) - 1)
             prepared = await executor.run(size, endpoint.prepare, body, metadata)
         else:
@@ -308,7 +309,7 @@ class Dispatcher:
                     size, endpoint.prepare, whole, metadata
                 )
                 await stack.enter_async_context(self._decoded_bytes.reserve(prepared.num_bytes))
-        if not metadata.priority:
+        if metadata.priority is None:
             return prepared
         requests = [replace(request, priority=metadata.priority) for request in prepared.requests]
         return replace(prepared, requests=requests)

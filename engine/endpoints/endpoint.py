@@ -35,15 +35,16 @@ class RequestMetadata:
 
     `request_id` also seeds a request without `seed`; `created` (in seconds since the epoch) is
     the time that a template may use. `adapter` is the number of the named adapter, 0 for the
-    model itself. `priority` is 1 for an interactive request and 0 for a row of a file. With
-    `shows_cached_tokens` its usage includes the number of cached prompt tokens.
+    model itself. An interactive request has a `priority`, and the lowest number comes first;
+    a row of a file has none, and comes after them. With `shows_cached_tokens` its usage includes
+    the number of cached prompt tokens.
     """
 
     model: str
     request_id: str
     created: int
     adapter: int = 0
-    priority: int = 0
+    priority: int | None = None
     shows_cached_tokens: bool = False
 
     def usage_body(self, usage: Usage, reasoning_tokens: int | None = None) -> dict[str, Any]:

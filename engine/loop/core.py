@@ -6,7 +6,8 @@ same four methods; the engine's thread knows none of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -17,6 +18,7 @@ from ..scheduling.token_logprobs import NO_LOGPROBS, TokenLogprobs
 RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 ResultT = TypeVar("ResultT")
+_ItemT = TypeVar("_ItemT")
 
 
 class RunningRequest(Protocol[ResultT_co]):
@@ -60,3 +62,17 @@ class EngineCore(Protocol[RequestT_contra, ResultT]):
 
         Raises `EngineError` if no work can be done any more.
         """
+
+
+def insert_by_priority(
+    queue: deque[_ItemT],
+    item: _ItemT,
+    priority_of: Callable[[_ItemT], int],
+    *,
+    is_first: bool = False,
+) -> None:
+    """Insert an item after all of a lower number, as the first or the last of its priority."""
+    place, most = len(queue), priority_of(item) - is_first
+    while place and priority_of(queue[place - 1]) > most:
+        place -= 1
+    queue.insert(place, item)

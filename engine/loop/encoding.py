@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from ..model.encoders.loaded_encoder import LoadedEncoder
 from ..scheduling.encoding import EncodingRequest, EncodingResult
 from ..scheduling.step_budget import StepTokenLimit
 from ..scheduling.step_failures import HALF, NO_ATTEMPTS, Attempts, Reliability
-from .core import StepOutput
+from .core import StepOutput, insert_by_priority
 from .cuda_graphs import Capture
 from .device_health import Failure, attempt, probe, refuse_machine_failure, run_canaries
 from .encoder_runner import EncoderRunner, LaunchedEncoding
@@ -56,9 +57,10 @@ _NO_TOKENS: list[int] = []
 
 @dataclass(slots=True, eq=False)
 class RunningEncoding:
-    """One request and its result."""
+    """One request and its result; the `priority` orders interactive ones."""
 
     sequence: TokenSequence
+    priority: int = 0
     values: NDArray[np.float32] | None = None
     error: RequestError | None = None
 
@@ -169,7 +171,11 @@ class EncodingCore:
                 request.wants_tokens,
             )
         )
-        (self._urgent if request.priority > 0 else self._waiting).append(item)
+        if request.priority is None:
+            self._waiting.append(item)
+        else:
+            item.priority = request.priority
+            insert_by_priority(self._urgent, item, attrgetter("priority"))
         return item
 
     def step(self) -> list[StepOutput[EncodingResult]] | None:

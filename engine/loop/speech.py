@@ -10,6 +10,7 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, islice
+from operator import attrgetter
 from typing import Any
 
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from ..model.speech.architecture import WhisperTokens
 from ..model.speech.runner import SpeechRunner
 from ..scheduling.speech import SpeechRequest, SpeechResult
 from ..scheduling.step_failures import HALF, Attempts, Reliability
-from .core import StepOutput
+from .core import StepOutput, insert_by_priority
 from .device_health import Failure, attempt, probe, refuse_machine_failure
 from .recording import Recording, Transcriber, Window
 from .speech_steps import Flight, SpeechSteps
@@ -84,7 +85,7 @@ class SpeechCore:
         num_frames = self._extractor.num_frames(len(request.samples))
         self._transcriber.check(request, num_frames)
         recording = Recording(request, self._whisper_tokens, num_frames)
-        self._queue_of(recording).append(recording)
+        self._queue(recording)
         return recording
 
     def step(self) -> list[StepOutput[SpeechResult]] | None:
@@ -141,8 +142,14 @@ class SpeechCore:
             failures=self._num_failures,
         )
 
-    def _queue_of(self, recording: Recording) -> deque[Recording]:
-        return self._urgent if recording.request.priority > 0 else self._waiting
+    def _queue(self, recording: Recording, *, is_first: bool = False) -> None:
+        if recording.request.priority is not None:
+            priority_of = attrgetter("request.priority")
+            insert_by_priority(self._urgent, recording, priority_of, is_first=is_first)
+        elif is_first:
+            self._waiting.appendleft(recording)
+        else:
+            self._waiting.append(recording)
 
     def _admit(self) -> list[Window]:
         """Return the next windows to encode, as many as there is room for."""
@@ -291,7 +298,7 @@ class SpeechCore:
                 self._commit(window)
             self._leave(window)
             if recording.error is None and not recording.is_over:
-                self._queue_of(recording).appendleft(recording)
+                self._queue(recording, is_first=True)
                 if (part := recording.part()) is not None:
                     outputs.append(StepOutput(recording, [], is_finished=False, part=part))
                 continue

@@ -174,18 +174,19 @@ class PrefixOrder:
 
 
 class UrgentFirst:
-    """Interactive sequences first, in turn by request; then rows of files, by a policy.
+    """Interactive sequences first, by priority and in turn by request; then rows, by a policy.
 
     All interactive sequences start before any row of a file. `num_running_of` belongs to the table.
     """
 
     def __init__(self, lines: Admission, num_running_of: Mapping[str, int] | None = None) -> None:
-        self._urgent = RoundRobin({} if num_running_of is None else num_running_of)
+        self._num_running_of = {} if num_running_of is None else num_running_of
+        self._urgent: dict[int, RoundRobin] = {}  # by priority, of those that are not empty
         self._lines = lines
 
     def __len__(self) -> int:
         """Return the number of waiting sequences."""
-        return len(self._urgent) + len(self._lines)
+        return sum(map(len, self._urgent.values())) + len(self._lines)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence with others of its kind."""
@@ -201,19 +202,32 @@ class UrgentFirst:
 
     def pop(self) -> Sequence:
         """Remove what `peek` returned, and return it."""
-        return self._next_queue.pop()
+        sequence = self._next_queue.pop()
+        self._forget_empty()
+        return sequence
 
     def remove(self, unwanted: AbstractSet[object]) -> None:
         """Remove waiting sequences that are in `unwanted`."""
-        self._urgent.remove(unwanted)
+        for queue in self._urgent.values():
+            queue.remove(unwanted)
+        self._forget_empty()
         self._lines.remove(unwanted)
 
     def _queue_of(self, sequence: Sequence) -> Admission:
-        return self._urgent if sequence.is_urgent else self._lines
+        priority = sequence.request.priority
+        if priority is None:
+            return self._lines
+        if priority not in self._urgent:
+            self._urgent[priority] = RoundRobin(self._num_running_of)
+        return self._urgent[priority]
 
     @property
     def _next_queue(self) -> Admission:
-        return self._urgent if len(self._urgent) else self._lines
+        return self._urgent[min(self._urgent)] if self._urgent else self._lines
+
+    def _forget_empty(self) -> None:
+        for priority in [number for number, queue in self._urgent.items() if not len(queue)]:
+            del self._urgent[priority]
 
 
 class _PromptKey(NamedTuple):

@@ -28,15 +28,16 @@ class EncodingRequest:
     """The tokens of one sequence, including special ones, and the segment of each.
 
     `type_ids` are set if two texts are read together; with None all tokens belong to the first
-    segment. The first `num_skipped` tokens are read, but excluded from pooling. A `priority` above
-    0 marks an interactive request, which comes before all others. With `schema` the output is a
-    logit for each option, with `wants_tokens` a vector for each token.
+    segment. The first `num_skipped` tokens are read, but excluded from pooling. With a `priority`
+    it is interactive and comes before rows of files, which have none; a lower number comes first.
+    With `schema` the output is a logit for each option, with `wants_tokens` a vector for each
+    token.
     """
 
     token_ids: list[int]
     type_ids: list[int] | None = None
     num_skipped: int = 0
-    priority: int = 0
+    priority: int | None = None
     schema: SchemaSpans | None = None
     wants_tokens: bool = False
 

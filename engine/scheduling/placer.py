@@ -10,7 +10,7 @@ from ..state.pages import PagePool
 from .admission import Admission
 from .drafts import Drafts
 from .kv_forecast import KVForecast
-from .sequence import Sequence
+from .sequence import Sequence, SequenceRequest
 from .state_cache import Placement, StateCache
 from .table import SequenceTable
 
@@ -102,20 +102,26 @@ class Placer:
         return self.forecast.fits(sequence, num_cached, num_needed)
 
 
-def preemptible_slot(table: SequenceTable, request_id: str) -> int | None:
-    """Return the slot to preempt for an urgent sequence of a request: the row that started last.
+def preemptible_slot(table: SequenceTable, request: SequenceRequest) -> int | None:
+    """Return the slot to preempt for an urgent sequence: the row that started last.
 
     If no row of a file runs, it is the newest sequence of the request with the most running ones,
-    provided that this request runs none. It is None if no request runs more than one.
+    among those that do not have priority over this request, provided that this request runs none.
+    It is None if no such request runs more than one.
     """
     running = table.running
     if len(running) and not table.is_urgent[running[-1]]:
         return int(running[-1])
-    counts = table.num_running_of
-    if not counts or request_id in counts:
+    assert request.priority is not None
+    counts, slots = table.num_running_of, running[::-1]
+    if not counts or request.request_id in counts:
         return None
-    largest = max(counts, key=lambda name: counts[name])
-    if counts[largest] == 1:
+    if (table.priority[slots] < request.priority).any():
+        slots = slots[table.priority[slots] >= request.priority]
+        names = [table.sequence(slot).request.request_id for slot in slots.tolist()]
+        counts = {name: counts[name] for name in names}
+    largest = max(counts, key=lambda name: counts[name], default=None)
+    if largest is None or counts[largest] == 1:
         return None
-    slots: list[int] = running[::-1].tolist()
-    return next(slot for slot in slots if table.sequence(slot).request.request_id == largest)
+    by_start: list[int] = slots.tolist()
+    return next(slot for slot in by_start if table.sequence(slot).request.request_id == largest)

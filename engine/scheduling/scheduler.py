@@ -8,7 +8,9 @@ pages and waits to be recomputed, so that the one that started first always adva
 handles no tensors.
 
 Interactive sequences have priority over rows of files in all of this. Rows are preempted for them,
-and use only the part of a step that the line limit leaves them.
+and use only the part of a step that the line limit leaves them. Interactive sequences start in the
+order of their priorities; one with the highest number is preempted first, but only for memory that
+running sequences need.
 
 Launching a step moves the counts; its results are collected later, oldest step first. In between
 the next step may be planned, with tokens whose ids are still unknown.
@@ -365,7 +367,7 @@ class Scheduler:
 
     def _make_way_for(self, sequence: Sequence) -> bool:
         """Preempt another sequence; False if there is none, or a step still holds its pages."""
-        slot = preemptible_slot(self.table, sequence.request.request_id)
+        slot = preemptible_slot(self.table, sequence.request)
         if slot is None:
             return False
         is_held = bool(self.table.num_in_flight[slot])

@@ -106,9 +106,9 @@ class SequenceRequest:
     Pages of the KV cache are shared only among requests with the same `cache_salt`. If it
     `is_streamed`, each token is emitted at once, else all at the end. `images` are the images of
     the prompt, in order of position; each replaces its tokens. Every token must be allowed by
-    `constraint`, which may end the generation even before `min_tokens`. A `priority` above 0 marks
-    an interactive request, which comes before all others: rows of files. It uses `adapter`; 0 means
-    none. Sequences of one `request_id` take turns with those of others.
+    `constraint`, which may end the generation even before `min_tokens`. With a `priority`
+    it is interactive and comes before rows of files, which have none; a lower number comes first.
+    It uses `adapter`; 0 means none. Sequences of one `request_id` take turns with those of others.
     """
 
     prompt_ids: list[int]
@@ -124,7 +124,7 @@ class SequenceRequest:
     is_streamed: bool = False
     images: tuple[PromptImage, ...] = ()
     constraint: Constraint | None = None
-    priority: int = 0
+    priority: int | None = None
     adapter: int = 0
     request_id: str = ""
 
@@ -218,7 +218,7 @@ class Sequence:
     @property
     def is_urgent(self) -> bool:
         """Return whether it is interactive."""
-        return self.request.priority > 0
+        return self.request.priority is not None
 
     @property
     def num_tokens(self) -> int:

@@ -51,7 +51,8 @@ class SpeechRequest:
     preceding text. With `wants_words` each token of a segment gets timestamps; `wants_segments`
     requests timestamps of segments, which a recording longer than one window has anyway. Penalties
     apply to the output of the same window. If it `is_streamed`, each window is emitted once it is
-    transcribed. A `priority` above 0 marks an interactive request, which comes before all others.
+    transcribed. With a `priority` it is interactive and comes before rows of files, which have
+    none; a lower number comes first.
     """
 
     samples: NDArray[np.float32]
@@ -62,7 +63,7 @@ class SpeechRequest:
     wants_segments: bool = False
     wants_words: bool = False
     is_streamed: bool = False
-    priority: int = 0
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from ..state.groups import NO_PAGE
 from .sequence import Sequence, SequenceRequest
 
+_LAST = 2**32  # above all priorities of requests
+
 
 class SequenceTable:
     """Rows for up to `max_num_seqs` running sequences of up to `max_model_len` tokens.
@@ -52,6 +54,7 @@ class SequenceTable:
         self.is_running = np.zeros(slots, np.bool_)
         self.has_begun = np.zeros(slots, np.bool_)  # in a step that was launched
         self.is_urgent = np.zeros(slots, np.bool_)
+        self.priority = np.zeros(slots, np.int64)  # the lowest first; rows of files are last
         self.temperature = np.ones(slots, np.float32)
         self.top_p = np.ones(slots, np.float32)
         self.top_k = np.zeros(slots, np.int64)
@@ -76,10 +79,10 @@ class SequenceTable:
 
     @property
     def running(self) -> NDArray[np.int64]:
-        """Return the slots in use: urgent ones first, each kind in the order of their starts."""
+        """Return the slots in use: by priority, and among equal ones in the order of starts."""
         if self._running is None:
             slots = np.flatnonzero(self.is_running)
-            order = np.lexsort((self.start_order[slots], ~self.is_urgent[slots]))
+            order = np.lexsort((self.start_order[slots], self.priority[slots]))
             self._running = slots[order]
         return self._running
 
@@ -121,6 +124,7 @@ class SequenceTable:
         self.start_order[slot] = sequence.start_order
         self.is_fully_launched[slot] = self.is_verifying[slot] = False
         self.is_urgent[slot] = sequence.is_urgent
+        self.priority[slot] = _LAST if request.priority is None else request.priority
         self.temperature[slot] = sampling.temperature
         self.top_p[slot] = sampling.top_p
         self.top_k[slot] = sampling.top_k

@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 from ..chat import ReasoningEffort
 from ..contract import Usage
 from ..errors import RequestError
-from ..fields import Seed, Text, Whole, text_or_list_of
+from ..fields import Priority, Seed, Text, Whole, text_or_list_of
 from ..validation import NOT_DISTINCT, short_repr
 from .body_fields import Filled, NumOrders, OptionText, TemplateVariables
 from .input_items import Content, InputItem, content_parts, item_parts
@@ -178,6 +178,7 @@ class DecisionRequest(BaseModel):
     max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
     chat_template_kwargs: TemplateVariables | None = None
     cache_salt: Filled | None = None
+    priority: Priority | None = None
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

@@ -18,7 +18,7 @@ from pydantic import (
 from ..chat import ReasoningEffort
 from ..contract import Usage
 from ..errors import RequestError
-from ..fields import Seed, Text, Whole
+from ..fields import Priority, Seed, Text, Whole
 from ..parts import CheckedUrl
 from .body_fields import Filled, NumOrders, TemplateVariables, checked_text, text_of_json
 from .questions import (
@@ -84,6 +84,7 @@ class SystemOneRequest(BaseModel):
     images: Annotated[list[CheckedUrl], Field(fail_fast=True)] | None = None
     chat_template_kwargs: TemplateVariables | None = None
     cache_salt: Filled | None = None
+    priority: Priority | None = None
 
     question_layout: Layout | None = None
     debias: NumOrders | None = None

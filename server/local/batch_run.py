@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter, deque
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -25,19 +26,77 @@ from .rows import Rows
 FLUSH_SECONDS = 2.0
 _FLUSH_BYTES = 4 * 2**20
 _READ_LINES = 32
+_STARTS_PER_OTHER = 8
+
+
+class LineTurns:
+    """Order in which lines of batches start: the lowest priority first, except one of eight lines.
+
+    That line is of the batch that has waited longest, so that every batch makes progress. Batches
+    of one priority start lines side by side.
+    """
+
+    def __init__(self) -> None:
+        self._readers = Counter[int]()  # batches with lines to start, by priority
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._num_started = 0
+
+    @contextmanager
+    def reading(self, priority: int) -> Iterator[None]:
+        """Count a batch that starts lines while entered."""
+        self._readers[priority] += 1
+        try:
+            yield
+        finally:
+            self._readers[priority] -= 1
+            self._readers += Counter()  # drops zeros
+            self._pass_on()
+
+    async def wait(self, priority: int) -> None:
+        """Wait until the next line of a batch that is `reading` may start."""
+        if priority > min(self._readers):
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append((priority, turn))
+            await turn
+            return
+        self._num_started += 1
+        if self._waiters and not self._num_started % (_STARTS_PER_OTHER - 1):
+            self._pass_on(num_others=1)
+
+    def _pass_on(self, num_others: int = 0) -> None:
+        """Start waiting lines that have the lowest priority, and the oldest others."""
+        waiters, self._waiters = self._waiters, deque()
+        for waiter in waiters:
+            priority, turn = waiter
+            is_first = not self._readers or priority <= min(self._readers)
+            if turn.done():  # cancelled
+                continue
+            if is_first or num_others:
+                num_others -= not is_first
+                turn.set_result(None)
+            else:
+                self._waiters.append(waiter)
 
 
 class BatchRun:
     """Runs one batch through the engine; every reply contains the time of its creation."""
 
     def __init__(
-        self, path: Path, rows: Rows, engine: Responder, in_flight: InFlightLimiter, batch: Batch
+        self,
+        path: Path,
+        rows: Rows,
+        engine: Responder,
+        in_flight: InFlightLimiter,
+        batch: Batch,
+        *,
+        turns: LineTurns,
     ) -> None:
         self._path = path
         self._rows = rows
         self._engine = engine
         self._in_flight = in_flight
         self._batch = batch
+        self._turns = turns
         self._unflushed: list[FinishedRow] = []
         self._unflushed_bytes = 0
         self._not_durable: dict[int, None] = {}  # lines, in their order
@@ -67,15 +126,18 @@ class BatchRun:
 
     async def _run_lines(self, lines: Iterator[RawLine]) -> None:
         async with asyncio.TaskGroup() as group:
+            priority = self._batch.options.priority
             # In the thread too: weighing a long line takes a while.
             weighed = ((raw, _held_bytes(raw)) for raw in lines)
-            while some := await asyncio.to_thread(list, islice(weighed, _READ_LINES)):
-                for raw, held in some:
-                    self._not_durable[raw.number] = None
-                    self._last_line = raw.number
-                    await self._in_flight.acquire(held)
-                    group.create_task(self._run_line(raw, held))
-                    await asyncio.sleep(0)  # lets other batches and interactive requests run
+            with self._turns.reading(priority):
+                while some := await asyncio.to_thread(list, islice(weighed, _READ_LINES)):
+                    for raw, held in some:
+                        self._not_durable[raw.number] = None
+                        self._last_line = raw.number
+                        await self._turns.wait(priority)
+                        await self._in_flight.acquire(held)
+                        group.create_task(self._run_line(raw, held))
+                        await asyncio.sleep(0)  # lets other batches and interactive requests run
 
     async def wait_until_due(self) -> None:
         """Wait until the next flush: a few seconds, or until many bytes are unflushed."""

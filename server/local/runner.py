@@ -10,6 +10,7 @@ import asyncio
 import logging
 import sqlite3
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from tidemill.protocol.contract import EngineError, Responder, Served
 from tidemill.protocol.in_flight import InFlightLimiter
 from tidemill.protocol.names import ANY_MODEL
 
-from .batch_run import BatchRun
+from .batch_run import BatchRun, LineTurns
 from .batches import StoredBatch
 from .folder import is_full
 from .publish import fill_expired, publish
@@ -37,7 +38,7 @@ _logger = logging.getLogger(__name__)
 
 MAX_HELD_BYTES: Final = 64 * 2**20
 MAX_RUNNING: Final = 16
-"""Batches that share the engine at once; others wait for a slot."""
+"""Batches of one priority that share the engine at once; others wait for a slot."""
 
 _LINES_PER_SEQUENCE = 4
 _RETRY_SECONDS = 5.0
@@ -90,7 +91,11 @@ class Runner:
         max_lines = _LINES_PER_SEQUENCE * engine.info().max_num_seqs
         self._in_flight = InFlightLimiter(MAX_HELD_BYTES, max_lines)
         self._check_slot = asyncio.Semaphore(1)
-        self._run_slots = asyncio.Semaphore(MAX_RUNNING)
+        self._turns = LineTurns()
+        # By priority, so that no batch waits for batches that it comes before.
+        self._run_slots = defaultdict[int, asyncio.Semaphore](
+            lambda: asyncio.Semaphore(MAX_RUNNING)
+        )
         self._batches: dict[str, _RunningBatch] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -335,11 +340,11 @@ class Runner:
         rows = self._store.rows_of(batch.id)
         await asyncio.to_thread(rows.open)
         path = self._store.input_path(batch.id)
-        run = BatchRun(path, rows, self._responder, self._in_flight, batch)
+        run = BatchRun(path, rows, self._responder, self._in_flight, batch, turns=self._turns)
         running.run = run
         works: tuple[Callable[[], Coroutine[Any, Any, Any]], ...] = (
             running.stop.wait,
-            lambda: self._run_in_slot(run),
+            lambda: self._run_in_slot(run, batch.options.priority),
             lambda: self._flush_often(running, run),
         )
         parts: list[asyncio.Task[Any]] = []
@@ -373,8 +378,8 @@ class Runner:
         if num_rows != batch.num_rows:
             raise RowsGone(f"Only {num_rows:,} of {batch.num_rows:,} lines have a row.")
 
-    async def _run_in_slot(self, run: BatchRun) -> None:
-        async with self._run_slots:
+    async def _run_in_slot(self, run: BatchRun, priority: int) -> None:
+        async with self._run_slots[priority]:
             await run.run()
 
     async def _flush_often(self, running: _RunningBatch, run: BatchRun) -> None:

@@ -64,6 +64,7 @@ def test_an_upload_has_all_options_in_its_metadata() -> None:
         "webhook-url": f"{GOOD_URL}/hook",
         "on-invalid-line": "skip",
         "strict-parameters": "True",
+        "priority": "-7",
         "project": "tides",
         "completion_window": "left alone",
     }
@@ -75,7 +76,20 @@ def test_an_upload_has_all_options_in_its_metadata() -> None:
         {"project": "tides", "completion_window": "left alone"},
         webhook_url=f"{GOOD_URL}/hook",
         strict_parameters=True,
+        priority=-7,
     )
+
+
+@pytest.mark.parametrize("value", [True, 1.5, "5", [], 101, -101, 10**400])
+def test_a_priority_is_an_integer_of_at_most_a_hundred(value: object) -> None:
+    """An upload has it as text; the error is one sentence with the name and the value."""
+    assert options_of_request({"priority": -100}).priority == -100
+    words = r"^`priority` must be an integer between -100 and 100; got .+\.$"
+    with pytest.raises(InvalidOption, match=words):
+        options_of_request({"priority": value})
+    for text in ("high", "", "1e3", "1.5", "101", "9" * 5000):
+        with pytest.raises(InvalidOption, match=words):
+            parse_options({"priority": text})
 
 
 @pytest.mark.parametrize("value", ["", "yes", "1"])

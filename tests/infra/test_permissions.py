@@ -309,6 +309,8 @@ def test_keys_and_tenants_are_read_by_those_who_need_them(
     if role.startswith("Worker"):  # which makes and deletes nothing but what is of a batch
         shards = '{"ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["BATCH#*"]}}'
         theirs |= {(shards, f"dynamodb:{it}") for it in ("PutItem", "DeleteItem", "Query")}
+        active = '{"ForAllValues:StringEquals": {"dynamodb:LeadingKeys": ["ACTIVE"]}}'
+        theirs |= {(active, "dynamodb:Query")}
     assert {pair for pair in found if pair[0] != others} == theirs
 
 

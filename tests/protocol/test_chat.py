@@ -48,7 +48,7 @@ def test_null_is_the_same_as_absent_for_every_optional_field() -> None:
 
 def test_unknown_and_harmless_fields_are_accepted() -> None:
     """Fields without effect may have any value."""
-    request = chat(user="u", metadata={"a": "b"}, store=True, priority=3, anything=[1])
+    request = chat(user="u", metadata={"a": "b"}, store=True, anything=[1])
     assert request == chat()
 
 

@@ -19,12 +19,34 @@ from tidemill.engine.endpoints.moderation import Moderations
 from tidemill.engine.endpoints.pooling import Pool
 from tidemill.engine.endpoints.scoring import Rerank, Score
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.requests import check_request, num_sequences, request_types
+from tidemill.protocol.requests import (
+    check_request,
+    interactive_priority,
+    num_sequences,
+    request_types,
+)
 from tidemill.protocol.routes import ENDPOINTS, ROUTES
+from tidemill.protocol.validation import parse
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = "/v1/chat/completions"
 KINDS = {kind for route in ROUTES for kind in request_types(route)}
+QUESTION = {"type": "noul", "instructions": "Urgent?"}
+BODIES: dict[str, dict[str, Any]] = {
+    "ChatCompletionRequest": {"messages": MESSAGES},
+    "CompletionRequest": {"prompt": "x"},
+    "GenerativeScoringRequest": {"query": "x", "items": ["y"], "label_token_ids": [1]},
+    "DecisionRequest": {
+        "input": "x",
+        "questions": [{"name": "a", "type": "predicate", "instructions": "Urgent?"}],
+    },
+    "SystemOneRequest": {"state": "x", "questions": {"a": QUESTION}},
+    "CohereEmbedRequest": {"texts": ["x"]},
+    "ScoreRequest": {"text_1": "x", "text_2": "y"},
+    "RerankRequest": {"query": "x", "documents": ["y"]},
+    "TranscriptionRequest": {"file_url": "https://example.com/a.wav"},
+    "TranslationRequest": {"file_url": "https://example.com/a.wav"},
+}
 MANY_WRONG_VALUES: list[Any] = [
     *([value] * 1_000 for value in (1, None, "a", [], {})),
     {str(number): 1 for number in range(1_000)},
@@ -98,6 +120,38 @@ def test_errors_of_other_kinds_of_models_are_predicted(
 def test_a_valid_body_has_no_predicted_error(url: str) -> None:
     """Unknown fields are ignored."""
     check_request(url, {"messages": MESSAGES, "prompt": "x", "model": "any", "new": 1}, ["a", "*"])
+
+
+@pytest.mark.parametrize(
+    "value", [True, "1", 1.5, 2**31, 10**400, []], ids="bool text half high huge list".split()
+)
+@pytest.mark.parametrize("kind", sorted(KINDS, key=str))
+def test_a_bad_priority_is_refused_by_name(kind: type[BaseModel], value: object) -> None:
+    """It is so for every endpoint."""
+    body = {**BODIES.get(kind.__name__, {"input": "x"}), "priority": value}
+    with pytest.raises(RequestError, match=r"^`priority` must be .+; got .+\.$") as caught:
+        parse(kind, body)
+    assert (caught.value.param, caught.value.status_code) == ("priority", 400)
+
+
+@pytest.mark.parametrize(
+    ("fields", "priority"),
+    [
+        ({}, 0),
+        ({"priority": 7}, 7),
+        ({"priority": -3.0}, -3),
+        ({"priority": None, "service_tier": "default"}, 0),
+        ({"service_tier": "priority"}, -1),
+        ({"service_tier": "fast", "priority": 2}, 2),
+        ({"service_tier": "flex", "priority": -2}, None),
+        ({"service_tier": ["flex"], "priority": "x"}, 0),
+        ({"priority": 10**400}, 0),
+        ({"priority": float("nan")}, 0),
+    ],
+)
+def test_a_tier_is_a_priority(fields: dict[str, Any], priority: int | None) -> None:
+    """A request of tier `flex` has none, as a row of a file; a bad priority is refused later."""
+    assert interactive_priority(fields) == priority
 
 
 def test_offered_endpoints_are_those_of_engines() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tidemill.batch.creation_order import creation_key
 from tidemill.batch.model import Batch
@@ -15,6 +15,20 @@ from .store import META, Store
 from .table import ACTIVE, id_of_active
 
 _CURSOR: Final = {"pk": "REAPER", "sk": META}
+
+
+class BatchPlace(NamedTuple):
+    """Place of an active batch in the order of its tenant's batches; times are Unix seconds."""
+
+    priority: int
+    expires_at: int
+    created_at: int
+
+    def is_before(self, other: BatchPlace) -> bool:
+        """Return whether the batch comes before another, against the order of their creation."""
+        if self.priority != other.priority:
+            return self.priority < other.priority
+        return self.expires_at < other.expires_at and self.created_at >= other.created_at
 
 
 class Overview(Store):
@@ -32,6 +46,18 @@ class Overview(Store):
         there = yield from self.get_many(keys, is_consistent=is_consistent)
         found = [load(Batch, fields) for fields in there]
         return sorted((batch for batch in found if not batch.is_terminal), key=creation_key)
+
+    def list_places(self, tenant: str) -> Operation[dict[str, BatchPlace]]:
+        """Return the places of the tenant's batches that have not ended, by ID.
+
+        Those that an earlier version created have none.
+        """
+        listed = yield from self.query(ACTIVE, f"{tenant}#", ("sk", "place"))
+        return {
+            id_of_active(item["sk"]): BatchPlace(*map(int, item["place"]))
+            for item in listed
+            if "place" in item
+        }
 
     def get_batches(self, batch_ids: Iterable[str]) -> Operation[dict[str, dict[str, Any]]]:
         """Return the current fields of those batches that exist, by ID."""

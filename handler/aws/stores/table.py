@@ -402,9 +402,9 @@ class Table(ShardStore):
 
     def rename_active(self, batch: Batch, name: str) -> Operation[None]:
         """Rename an active batch to the name by which its tenant's list finds it."""
-        key = {"pk": ACTIVE, "sk": active_name(batch)}
+        item = _active_key(batch) | {"place": _place(batch)}
         yield self.transact(
-            {"Put": {"TableName": self.name, "Item": to_item(key)}},
+            {"Put": {"TableName": self.name, "Item": to_item(item)}},
             {"Delete": {"TableName": self.name, "Key": to_item({"pk": ACTIVE, "sk": name})}},
         )
 
@@ -417,7 +417,7 @@ class Table(ShardStore):
         }
         active = {
             "TableName": self.name,
-            "Item": to_item({"pk": ACTIVE, "sk": active_name(batch)}),
+            "Item": to_item(_active_key(batch) | {"place": _place(batch)}),
         }
         return {"Put": meta}, {"Put": active}
 
@@ -428,6 +428,15 @@ def _status_in(statuses: Iterable[Status]) -> tuple[str, dict[str, object]]:
         f":from{number}": str(status) for number, status in enumerate(statuses)
     }
     return f"#status IN ({', '.join(names)})", names
+
+
+def _active_key(batch: Batch) -> dict[str, object]:
+    return {"pk": ACTIVE, "sk": active_name(batch)}
+
+
+def _place(batch: Batch) -> list[int]:
+    """Return the fields of a `BatchPlace`."""
+    return [batch.options.priority, batch.expires_at, batch.created_at]
 
 
 def active_name(batch: Batch) -> str:

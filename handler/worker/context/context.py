@@ -26,6 +26,7 @@ from ..parity_results import ParityResults
 from .cold_start import ColdStart
 from .config import WorkerConfig
 from .history import History
+from .precedence import Precedence
 from .rate_meter import RateMeter
 from .usage_meter import UsageMeter
 
@@ -81,7 +82,8 @@ class WorkerContext:
     throughput at full load, `gpu_usage` the GPU time of each tenant; `cold_start` the time before.
     `ended_batches` maps batches that have ended to the time (Unix seconds) until which their
     messages are dropped; messages of `paused_batches` are postponed. `paces` are those of batches
-    whose last run here ended less than a minute ago. `tracing` is None if spans are disabled.
+    whose last run here ended less than a minute ago. `precedence` finds shards that come before
+    those of a message. `tracing` is None if spans are disabled.
     """
 
     aws: OperationDriver
@@ -100,6 +102,7 @@ class WorkerContext:
     ended_batches: dict[str, float] = field(default_factory=dict)
     paused_batches: dict[str, KnownPause] = field(default_factory=dict)
     paces: dict[str, RateWindow] = field(default_factory=dict)
+    precedence: Precedence = field(default_factory=Precedence)
     tracing: Tracing | None = None
 
     @property

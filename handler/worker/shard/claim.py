@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from tidemill.batch.model import Batch, EngineInfo, Pause, Shard, ShardStatus
@@ -22,6 +23,8 @@ _MAX_JITTER_SECONDS = 5.0
 # A batch with thousands of shards is not read again for each of their messages.
 _PAUSE_KNOWN_SECONDS = 60.0
 _FEW_SHARDS = 100
+# Claims of shards that come first, before the message's own.
+_MAX_TRIES = 3
 
 
 class Claim(NamedTuple):
@@ -52,19 +55,13 @@ async def claim_shard(context: WorkerContext, message: ShardMessage, *, owner: s
     if known is not None and (now := context.wall()) < known.known_until:
         await message.resend(min(MAX_DELAY_SECONDS, known.until - now))
         return None
-    table, lease_seconds = context.deployment.table, context.config.lease_seconds
+    first = await _claim_first(context, message, target, owner)
+    if first is not None:
+        return first
+    table = context.deployment.table
     sent_at = context.clock()
     try:
-        shard = await context.retry(
-            lambda: table.claim(
-                target.batch_id,
-                target.shard,
-                owner=owner,
-                now=context.wall(),
-                lease_seconds=lease_seconds,
-                is_escalated=target.is_escalated,
-            )
-        )
+        shard = await _claim(context, target, owner)
     except ConditionFailed as exc:
         await _handle_claim_refusal(context, message, target, exc.item)
         return None
@@ -79,6 +76,54 @@ async def claim_shard(context: WorkerContext, message: ShardMessage, *, owner: s
     if batch is not None and (batch.is_terminal or batch.winds_up_since is not None):
         context.ended_batches[batch.id] = math.inf if batch.expires is None else batch.expires
     await _give_back(context, message, shard, reason or "the batch does not exist")
+    return None
+
+
+async def _claim(context: WorkerContext, target: ShardTarget, owner: str) -> Shard:
+    table, lease_seconds = context.deployment.table, context.config.lease_seconds
+    return await context.retry(
+        lambda: table.claim(
+            target.batch_id,
+            target.shard,
+            owner=owner,
+            now=context.wall(),
+            lease_seconds=lease_seconds,
+            is_escalated=target.is_escalated,
+        )
+    )
+
+
+async def _claim_first(
+    context: WorkerContext, message: ShardMessage, target: ShardTarget, owner: str
+) -> Claim | None:
+    """Claim a shard that comes before the message's, which is then sent again; None without one."""
+    if message.group is None or target.is_escalated:
+        return None
+    deployment = context.deployment
+    for _ in range(_MAX_TRIES):
+        found = await context.precedence.find(
+            context.aws,
+            deployment,
+            target.batch_id,
+            tenant=message.group,
+            model=context.model,
+            now=context.wall(),
+        )
+        if found is None:
+            return None
+        first, sent_at = ShardTarget(*found), context.clock()
+        try:
+            shard = await _claim(context, first, owner)
+        except ConditionFailed:  # another worker was faster
+            continue
+        batch = await context.retry(partial(deployment.table.get_batch, first.batch_id))
+        reason = skip_reason(batch, shard, context.wall(), deployment.settings.max_attempts)
+        if batch is None or reason is not None or batch.pause_at(context.wall()):
+            await _release(context, shard, attempts=shard.attempts - 1)
+            return None
+        await message.resend()
+        logger.info("another batch comes first", batch_id=batch.id, shard=shard.number)
+        return Claim(shard, batch, ShardMessage.unheld(context, first, message.group), sent_at)
     return None
 
 

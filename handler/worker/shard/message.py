@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from ...aws.queues import MAX_DELAY_SECONDS, Message, parse_message, shard_message
 from ...observability import logger
@@ -47,6 +47,13 @@ class ShardMessage:
         self.waited_seconds = (
             None if waited_since is None else max(0.0, context.wall() - waited_since)
         )
+
+    @classmethod
+    def unheld(cls, context: WorkerContext, target: ShardTarget, group: str | None) -> Self:
+        """Return the message of a shard that was claimed without one: another one announces it."""
+        message = cls(context, Message("", "", group=group))
+        message._message, message.target = None, target
+        return message
 
     @property
     def is_held(self) -> bool:

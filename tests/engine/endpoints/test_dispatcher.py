@@ -43,6 +43,29 @@ async def reply_to(url: str, body: dict[str, Any]) -> Reply:
     return await Scene().served.respond(url, body, "req_1", 0)
 
 
+@pytest.mark.parametrize(
+    ("fields", "priority"),
+    [({}, 0), ({"priority": 4}, 4), ({"service_tier": "flex"}, None)],
+)
+@pytest.mark.parametrize("stream", [{}, {"stream": True}])
+async def test_an_interactive_request_has_a_priority(
+    fields: dict[str, Any], priority: int | None, stream: dict[str, bool]
+) -> None:
+    """All of its sequences have it; a row of a file has none, whatever its body contains."""
+    scene = Scene()
+    body = {"messages": MESSAGES, "n": 2, **fields}
+    answer = await scene.served.answer(CHAT, body | stream, "req_1", 0)
+    if isinstance(answer, StreamedReply):
+        _ = [chunk async for chunk in answer.chunks]
+    row = await scene.served.respond(CHAT, body, "req_2", 0)
+    assert row.status_code == 200
+    assert [request.priority for request in scene.generator.requests] == [
+        *[priority] * 2,
+        None,
+        None,
+    ]
+
+
 async def test_the_error_of_an_unknown_url_lists_every_endpoint() -> None:
     """vLLM's dialect prints this failure as a bare message."""
     reply = await reply_to("/v1/unknown", {"stream": True, "model": "other"})

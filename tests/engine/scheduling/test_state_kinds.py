@@ -52,7 +52,7 @@ def storm(seed: int) -> None:
                 prompt,
                 rng.randint(0, 12),
                 cache_salt=rng.choice(["", "", "", "other"]),
-                priority=int(rng.random() < 0.2),
+                priority=1 if rng.random() < 0.2 else None,
             )
         )
     most = max(len(one.prompt_ids) + one.max_tokens for one in requests)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,10 +37,77 @@ def slots_of(yard: Yard, *sequences: Sequence) -> set[int]:
 def test_interactive_sequences_start_before_earlier_batch_rows() -> None:
     """Among themselves they start in the order of arrival."""
     order = UrgentFirst(PrefixOrder())
-    for arrival, priority in enumerate([0, 1, 0, 1]):
+    for arrival, priority in enumerate([None, 1, None, 1]):
         order.add(Sequence(SequenceRequest([9 - arrival], 1, priority=priority), arrival))
     assert len(order) == 4
     assert [order.pop().arrival for _ in range(4) if order.peek()] == [1, 3, 2, 0]
+
+
+def test_the_lowest_priority_starts_first_and_equal_ones_in_turn() -> None:
+    """A returned sequence keeps its priority, and rows of files come last."""
+    order = UrgentFirst(ArrivalOrder())
+    for arrival, priority in enumerate([0, None, 7, 0, -3]):
+        order.add(Sequence(SequenceRequest([1], 1, priority=priority), arrival))
+    first = order.pop()
+    order.requeue(first)
+    assert len(order) == 5
+    assert [order.pop().arrival for _ in range(5)] == [4, 0, 3, 2, 1]
+    assert (len(order), order.peek()) == (0, None)
+
+
+def test_the_highest_priority_number_gives_up_its_pages_first() -> None:
+    """It is preempted although it started first, and both are finished."""
+    yard = mixed_yard(num_pages=7, max_num_seqs=2)
+    later = yard.add(long(2 * PAGE), 3 * PAGE, priority=5)
+    yard.step()
+    sooner = yard.add(long(2 * PAGE, 9), 3 * PAGE, priority=-5)
+    yard.run_all()
+    assert (sooner.num_preemptions, later.num_preemptions > 0) == (0, True)
+    assert yard.finished == [sooner, later]
+    for sequence in yard.finished:
+        assert sequence.generated == expected_tokens(sequence.request)
+
+
+def test_a_waiting_sequence_preempts_no_interactive_one_of_a_higher_number() -> None:
+    """It gets the next free slot, before others that arrived earlier."""
+    yard = mixed_yard(max_num_seqs=1)
+    running = yard.add(long(3), 4, priority=9)
+    yard.step()
+    waiting = [yard.add(long(3, seed), 2, priority=seed) for seed in (3, 1)]
+    yard.run_all()
+    assert running.num_preemptions == 0
+    assert yard.finished == [running, *reversed(waiting)]
+
+
+def test_a_request_with_priority_keeps_all_of_its_slots() -> None:
+    """Another request waits, unless it comes first or is equal."""
+    for priority, num_preempted in ((0, 0), (-1, 1), (-2, 1)):
+        yard = among_requests(max_num_seqs=2)
+        many = [yard.add(long(5, seed), 8, priority=-1, request_id="many") for seed in range(2)]
+        yard.step()
+        yard.add(long(5, 9), 2, priority=priority, request_id="one")
+        yard.step()
+        assert sum(sequence.num_preemptions for sequence in many) == num_preempted
+        yard.run_all()
+        assert len(yard.finished) == 3
+
+
+def test_an_interactive_sequence_needs_the_same_steps_next_to_a_full_batch() -> None:
+    """Its tokens wait for no row; a sequence of tier `flex`, which is as a row, waits for them."""
+
+    def num_steps(num_rows: int, **options: Any) -> int:
+        yard = mixed_yard(max_num_seqs=4, num_pages=200, max_model_len=128)
+        for seed in range(num_rows):
+            yard.add(long(5, seed), 40)
+        if num_rows:
+            yard.step()
+        request, before = yard.add(long(5, 99), 6, **options), yard.num_steps
+        while request not in yard.finished:
+            yard.step()
+        return yard.num_steps - before
+
+    assert num_steps(12, priority=0) == num_steps(0, priority=0)
+    assert num_steps(12) > 40
 
 
 def test_returned_or_aborted_sequences_stay_in_their_class() -> None:

@@ -149,6 +149,7 @@ class Rig:
         rings: bool = True,
         tenant: str = "owner",
         escalation: Escalation | None = None,
+        priority: int = 0,
     ) -> Work:
         """Make a batch of lines with these bodies, or of these bytes, that is in progress."""
         lines = [
@@ -171,7 +172,7 @@ class Rig:
                 put.get("VersionId"),
             ),
             "file-x",
-            Options(),
+            Options(priority=priority),
             Outputs("o", "e", "r"),
             created_at=now,
             expires_at=now + expires_in_seconds,

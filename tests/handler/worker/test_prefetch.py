@@ -116,6 +116,22 @@ async def test_batches_take_turns(rig: Rig, context: WorkerContext) -> None:
         run.abort()
 
 
+async def test_a_batch_that_comes_first_has_eight_lines_for_one_of_another(
+    rig: Rig, context: WorkerContext
+) -> None:
+    """It holds among batches of one tenant; another tenant's share does not change."""
+    works = [
+        rig.batch(*[GOOD] * 40, rings=False, priority=priority, tenant=tenant)
+        for priority, tenant in ((0, "owner"), (-5, "owner"), (7, "other"))
+    ]
+    owned = Owned(context)
+    runs = [await owned.claim(work, 0) for work in works]
+    owned.feed(NeverAnswers(), max_inflight=34).admit()
+    assert [run.pending.num_inflight for run in runs] == [2, 16, 16]
+    for run in runs:
+        run.abort()
+
+
 class Waiting(NamedTuple):
     """A run whose lines wait."""
 

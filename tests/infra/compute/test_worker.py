@@ -34,6 +34,7 @@ NO_KEYS = json.dumps({"ForAllValues:StringNotLike": {"dynamodb:LeadingKeys": ["K
 
 
 OF_BATCHES = json.dumps({"ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["BATCH#*"]}})
+ACTIVE = json.dumps({"ForAllValues:StringEquals": {"dynamodb:LeadingKeys": ["ACTIVE"]}})
 
 
 @pytest.fixture(params=BOTH)
@@ -457,6 +458,7 @@ def test_a_worker_may_do_its_models_work_and_nothing_else(made: Compute, slug: s
         Grant("dynamodb:PutItem", TABLE, OF_BATCHES),
         Grant("dynamodb:DeleteItem", TABLE, OF_BATCHES),
         Grant("dynamodb:Query", TABLE, OF_BATCHES),
+        Grant("dynamodb:Query", TABLE, ACTIVE),
         Grant("s3:ListBucket", BUCKET),
         *(
             Grant(action, f"{BUCKET}/{folder}/*")

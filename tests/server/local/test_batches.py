@@ -284,6 +284,26 @@ async def test_concurrent_batches_take_turns(tmp_path: Path) -> None:
     assert state["status"] == "in_progress"
 
 
+async def test_a_batch_with_priority_comes_before_others(tmp_path: Path) -> None:
+    """It also needs no slot of theirs; one of eight lines is still of an earlier batch."""
+    engine = ScriptedEngine()
+    async with serving(tmp_path, engine) as local:
+        others = [
+            await local.submit(lines_of([{"wait": "permit", "say": "other"}] * 60))
+            for _ in range(2)
+        ]
+        await local.until(others[0]["id"], lambda _: len(local.runner._in_flight._waiters) == 2)
+        first = await local.submit(lines_of([{"wait": "permit", "say": "first"}] * 20), priority=-1)
+        await local.until(first["id"], lambda _: len(local.runner._in_flight._waiters) == 3)
+        del engine.requests[:]
+        for _ in range(45):  # the first 18 lines are of others, and then one of eight
+            engine.permits.release()
+        await local.ended(first["id"])
+        shown = await local.batch(first["id"])
+    assert shown["tidemill"]["priority"] == -1
+    assert engine.requests[:25].count("first") == 20
+
+
 async def test_a_file_may_be_deleted_while_a_batch_uses_it(tmp_path: Path) -> None:
     """The batch continues, as in the cloud."""
     engine = ScriptedEngine()
@@ -389,10 +409,12 @@ async def test_fifty_batches_of_one_second_are_listed_newest_first(
         ({"metadata": {"k": 1}}, "metadata.k"),
         ({"output_url": "https://example.com/x"}, "output_url"),
         ({"webhook_url": "https://example.com/x"}, "webhook_url"),
+        ({"priority": 101}, "priority"),
+        ({"priority": True}, "priority"),
         ({"input_file_id": None}, "input_file_id"),
         ({"recipe": {"prompt": "{{ text }}"}}, "recipe"),
     ],
-    ids="no_file bucket endpoint window metadata output_url webhook null recipe".split(),
+    ids="no_file bucket endpoint window metadata output_url webhook high bool null recipe".split(),
 )
 async def test_an_invalid_parameter_is_refused_at_once(
     tmp_path: Path, body: dict[str, Any], param: str

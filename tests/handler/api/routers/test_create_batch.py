@@ -79,7 +79,7 @@ def test_our_own_parameters_ride_along(cloud: Cloud, client: OpenAI) -> None:
             "error_url": SIGNED,
             "on_invalid_line": "skip",
             "max_cost": 12.5,
-            "priority": "whatever",
+            "priority": -5,
         },
     )
     options = cloud.batch(batch.id).options
@@ -89,6 +89,7 @@ def test_our_own_parameters_ride_along(cloud: Cloud, client: OpenAI) -> None:
         "skip",
     )
     assert (options.output_expires_seconds, options.max_cost) == (7200, 12.5)
+    assert options.priority == -5
     assert options.completion_window == batch.completion_window == "30m"
     assert "Signature" not in json.dumps(batch.to_dict())
 
@@ -170,6 +171,9 @@ def test_a_key_in_two_places_is_one_key(cloud: Cloud, client: OpenAI) -> None:
         ({"max_cost": "5"}, "max_cost"),
         ({"max_cost": True}, "max_cost"),
         ({"max_cost": 10**400}, "max_cost"),
+        ({"priority": "high"}, "priority"),
+        ({"priority": True}, "priority"),
+        ({"priority": -101}, "priority"),
         ({"idempotency_key": "x" * 256}, "idempotency_key"),
         ({"idempotency_key": 5}, "idempotency_key"),
     ],

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import pytest_asyncio
@@ -16,6 +17,8 @@ from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
 from tidemill.handler.aws.aio import AioAws
 from tidemill.handler.aws.queues import Message, shard_message
+from tidemill.handler.aws.stores.overview import Overview
+from tidemill.handler.errors import AwsError
 from tidemill.handler.worker.context.context import WorkerContext
 from tidemill.handler.worker.shard.claim import Claim, claim_shard, note_engine
 from tidemill.handler.worker.shard.message import ShardMessage, ShardTarget, parse_target
@@ -368,3 +371,90 @@ async def test_messages_of_a_paused_batch_are_put_off(
     later = replace(context, wall=lambda: now + left + 1.0)
     work.ring(1)
     assert await claim(later)
+
+
+async def claim_for(context: WorkerContext, work: Work, shard: int = 0) -> Claim | None:
+    """Claim what a message of the tenant rings for, each time as another owner."""
+    await context.aws.run(context.queue.send(shard_message(work.id, shard), group="owner"))
+    [received] = await context.aws.run(context.queue.receive(visibility_seconds=30))
+    message = ShardMessage(context, received._replace(group="owner"))
+    return await claim_shard(context, message, owner=uuid4().hex)
+
+
+def claimed_of(claim: Claim | None) -> tuple[str, int]:
+    """Return the batch and the number of a claimed shard."""
+    assert claim is not None
+    return claim.batch.id, claim.shard.number
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [({}, {"priority": -1}), ({"priority": 3}, {}), ({}, {"expires_in_seconds": 1800})],
+)
+async def test_a_shard_of_the_batch_that_comes_first_is_claimed(
+    rig: Rig, context: WorkerContext, one: dict[str, int], other: dict[str, int]
+) -> None:
+    """The message is sent again; without a waiting shard of that batch its own is claimed."""
+    later = rig.batch(*[GOOD] * 2, shard_lines=1, rings=False, **one)
+    first = rig.batch(*[GOOD] * 2, shard_lines=1, rings=False, **other)
+    first.claim(1, owner="another worker")
+    claimed = await claim_for(context, later)
+    assert claimed_of(claimed) == (first.id, 0)
+    assert claimed is not None
+    assert not claimed.message.is_held
+    assert rig.messages(rig.queue) == [{"batch_id": later.id, "shard": 0}]
+    assert claimed_of(await claim_for(context, later)) == (later.id, 0)
+    assert (first.shard(0).fence, first.shard(1).fence) == (1, 1)
+    await claimed.message.resend()
+    assert rig.messages(rig.queue) == [{"batch_id": first.id, "shard": 0}]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"priority": 1},
+        {"expires_in_seconds": 7200},
+        {},
+        {"priority": -1, "tenant": "other"},
+    ],
+)
+async def test_a_message_is_for_its_own_shard_unless_another_batch_comes_first(
+    rig: Rig, context: WorkerContext, other: dict[str, Any]
+) -> None:
+    """Batches of other tenants never come first: the queue decides between tenants."""
+    work = rig.batch(GOOD, rings=False)
+    rig.batch(GOOD, rings=False, **other)
+    assert claimed_of(await claim_for(context, work)) == (work.id, 0)
+
+
+async def test_a_batch_that_cannot_run_does_not_come_first(
+    rig: Rig, context: WorkerContext
+) -> None:
+    """It has ended, is paused or waits for finalize."""
+    work = rig.batch(GOOD, rings=False)
+    first = rig.batch(GOOD, rings=False, priority=-1)
+    first.move(Status.CANCELLING)
+    assert claimed_of(await claim_for(context, work)) == (work.id, 0)
+
+
+async def test_every_eighth_message_is_for_its_own_shard(rig: Rig, context: WorkerContext) -> None:
+    """A batch makes progress however many shards come first."""
+    work = rig.batch(*[GOOD] * 2, shard_lines=1, rings=False)
+    first = rig.batch(*[GOOD] * 20, shard_lines=1, rings=False, priority=-1)
+    claimed = [claimed_of(await claim_for(context, work))[0] for _ in range(8)]
+    assert claimed == [first.id] * 7 + [work.id]
+
+
+async def test_a_worker_without_the_order_claims_what_messages_announce(
+    rig: Rig, context: WorkerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deployment of an earlier version does not let workers read the order."""
+
+    def refused(*_: object) -> Any:
+        raise AwsError("AccessDeniedException")
+        yield
+
+    monkeypatch.setattr(Overview, "list_places", refused)
+    work = rig.batch(GOOD, rings=False)
+    rig.batch(GOOD, rings=False, priority=-1)
+    assert claimed_of(await claim_for(context, work)) == (work.id, 0)
