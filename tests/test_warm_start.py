@@ -23,12 +23,13 @@ pytestmark = pytest.mark.skipif(COLD_VARIABLE in os.environ, reason="processes s
 
 @pytest.fixture(autouse=True, scope="module")
 def _server() -> Iterator[None]:
-    """Start a new server: earlier tests may have changed variables that this process's has read."""
+    """Use this process's server; start a new one if tests have changed variables that it has read."""
     usual = subprocess._fork_exec  # type: ignore[attr-defined]
     own = installed_starts()
     if own is None:
         pytest.skip("this system has no CLONE_PARENT")
-    starts = WarmStarts(own._start)
+    new = WarmStarts(own._start)
+    starts = own if own._environment == new._environment else new
     starts.wait()
     subprocess._fork_exec = starts.fork_exec  # type: ignore[attr-defined]
     try:
@@ -38,7 +39,7 @@ def _server() -> Iterator[None]:
         yield
     finally:
         subprocess._fork_exec = usual  # type: ignore[attr-defined]
-        starts._close()
+        new._close()
 
 
 def is_warm(process: subprocess.Popen[bytes]) -> bool:
