@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(COLD_VARIABLE in os.environ, reason="processes s
 
 @pytest.fixture(autouse=True, scope="module")
 def _server() -> Iterator[None]:
-    """Use this process's server; start a new one if tests have changed variables that it has read."""
+    """Use this process's server, or a new one if tests have changed variables it has read."""
     usual = subprocess._fork_exec  # type: ignore[attr-defined]
     own = installed_starts()
     if own is None:
