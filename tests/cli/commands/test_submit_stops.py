@@ -14,6 +14,7 @@ from threading import Event
 import pytest
 
 from tests.cli.api_rig import Shell, line
+from tests.long_parameters import with_long
 
 ROOT = Path(__file__).parents[3]
 LARGE = [line(str(number), pad="x" * 2**20) for number in range(8)]
@@ -61,7 +62,7 @@ def started(*arguments: str) -> subprocess.Popen[bytes]:
 
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130), (signal.SIGTERM, 143)],
+    with_long([(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143)], [(signal.SIGINT, 130)]),
 )
 def test_an_upload_that_is_stopped_goes_on(
     shell: Shell, held: Held, number: signal.Signals, status: int

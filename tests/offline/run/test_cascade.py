@@ -68,7 +68,7 @@ class _Kept:
 @pytest.fixture(scope="module")
 def kept(second: str) -> Iterator[dict[tuple[EngineConfig, tuple[str, ...]], _Kept]]:
     """Return the engines of most runs, by their settings, loaded before process checks."""
-    engines = {}
+    engines: dict[tuple[EngineConfig, tuple[str, ...]], _Kept] = {}
     with ExitStack() as stack:
         for model, names in ((FIRST, (FIRST,)), (FIRST, (FIRST, "*")), (second, (second, "*"))):
             config = engine_config(options_from(parse(["run", "in.jsonl", "--model", model])))
