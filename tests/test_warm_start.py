@@ -13,7 +13,7 @@ import pytest
 from execnet import XSpec
 from execnet.gateway_io import popen_args
 
-from tests.warm_start import COLD_VARIABLE, WarmStarts, installed_starts
+from tests.warm_start import COLD_VARIABLE, FORKED, WarmStarts, installed_starts
 
 run = partial(subprocess.run, capture_output=True, text=True, check=False)
 WAITS = [sys.executable, "-m", "tidemill", "run", "-i", "-", "-o", "rows.jsonl", "--model", "m"]
@@ -77,6 +77,16 @@ def test_a_process_of_tests_is_forked_too() -> None:
         assert is_warm(process)
         output, _ = process.communicate(b"'print(1 + 1)'\n")
     assert (process.returncode, output) == (0, b"2\n")
+
+
+def test_a_marked_program_is_forked_too() -> None:
+    """It has its arguments, and its globals are those of the main module."""
+    code = f"{FORKED}import sys; input(); print(sys.argv, __name__)"
+    command = [sys.executable, "-c", code, "x"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert is_warm(process)
+        output, _ = process.communicate(b"\n")
+    assert (process.returncode, output) == (0, b"['-c', 'x'] __main__\n")
 
 
 @pytest.mark.parametrize("name", ["HOME", "OMP_NUM_THREADS", COLD_VARIABLE])
