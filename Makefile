@@ -337,13 +337,11 @@ smoke: $(INSTALLED_LOCAL)
 	$(PREFLIGHT) $(CONFIG)
 	$(BIN)/python -m infra.ops.smoke $(if $(NAME),--deployment $(NAME),--config $(CONFIG)) $(if $(RECORD),--record $(RECORD))
 
-# Tests of time limits run first, without other tests in parallel; the rest run in more processes than
-# cores, because most tests wait for other processes (docs/explanation/testing.md).
+# More processes than cores, because most tests wait for other processes
+# (docs/explanation/testing.md).
 TEST_PROCESSES ?= 3
 # Compiled modules are always kept, because tests start hundreds of processes.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --durations=30
-# Listed, so that the other files are not collected for these.
-ALONE = $(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.alone' tests)
 SHARED := --numprocesses=$(TEST_PROCESSES) --dist=loadscope --no-loadscope-reorder
 TESTED := $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER) $(INSTALLED_NODE_CLIENT) $(INSTALLED_CLIENTS) $(INSTALLED_CHART_TOOLS) $(QUICK_PROGRAMS:=/.installed)
 
@@ -353,8 +351,7 @@ COLD := TIDEMILL_COLD_STARTS=1
 FIXED_ORDER := --randomly-dont-reorganize --randomly-seed=1 --hypothesis-seed=1
 
 test: $(TESTED)
-	$(COLD) $(PYTEST) -m "alone and not long" $(FIXED_ORDER) $(ALONE)
-	$(PYTEST) -m "not alone and not long" $(FIXED_ORDER) $(SHARED)
+	$(PYTEST) -m "not long" $(FIXED_ORDER) $(SHARED)
 
 # Imports, commands, the API and its document, the SBOM and the server on the newest Python of this
 # machine: the parts that new Python versions have broken so far.
@@ -371,7 +368,7 @@ $(INSTALLED_NEWEST): pyproject.toml constraints.txt | $(INSTALLED_VENV)
 test-newest: $(TESTED) $(INSTALLED_NEWEST)
 	@if test -x $(NEWEST_VENV)/bin/python; then \
 	  echo "Running some of the tests on $$($(NEWEST_VENV)/bin/python -V)."; \
-	  $(COLD) PYTHONDONTWRITEBYTECODE= $(NEWEST_VENV)/bin/python -m pytest -m "not long and not alone" \
+	  $(COLD) PYTHONDONTWRITEBYTECODE= $(NEWEST_VENV)/bin/python -m pytest -m "not long" \
 	    $(FIXED_ORDER) $(SHARED) $(NEWEST_TESTS); \
 	else \
 	  echo "Skipped: no Python newer than $$($(BIN)/python -V | cut -d ' ' -f 2) was found."; fi
@@ -381,13 +378,12 @@ ORDERS ?= $(shell $(BIN)/python -c "import random; print(*random.sample(range(10
 test-orders: $(TESTED)
 	@orders="$(ORDERS)"; for seed in $$orders; do \
 	  echo "Order with seed $$seed, of $$orders; to repeat it: make test-orders ORDERS=$$seed"; \
-	  $(PYTEST) -m "not alone and not long" $(SHARED) --randomly-seed=$$seed || { \
+	  $(PYTEST) -m "not long" $(SHARED) --randomly-seed=$$seed || { \
 	    echo "make test-orders ORDERS=$$seed failed." >&2; exit 1; }; done
 
 # Everything, with many more cases of each property, then ten orders.
 test-all: $(TESTED) $(INSTALLED_OPTIONAL) $(INSTALLED_PROGRAMS) $(INSTALLED_AI_SDK)
-	$(COLD) $(PYTEST) -m alone --hypothesis-profile=full $(FIXED_ORDER) $(ALONE)
-	$(COLD) $(PYTEST) -m "not alone" --hypothesis-profile=full $(FIXED_ORDER) $(SHARED)
+	$(COLD) $(PYTEST) --hypothesis-profile=full $(FIXED_ORDER) $(SHARED)
 	@$(MAKE) --no-print-directory test-orders
 
 # All seeds; `make test-all` runs three of them.

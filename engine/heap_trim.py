@@ -54,7 +54,7 @@ class HeapTrimmer:
     def _start_timer(self, seconds: float) -> None:
         self._timer = None
         timer = Timer(seconds, self._on_timer)
-        timer.daemon = True
+        timer.name, timer.daemon = "tidemill-trim", True
         with suppress(RuntimeError):  # no thread can be started now: the next call tries again
             timer.start()
             self._timer = timer

@@ -33,10 +33,12 @@ _LOGGERS: Final = [
 ]
 # Pools of the process: the first use starts them, and they never end.
 _POOLS: Final = ("tidemill-kernels-", "tidemill-grammars")
-# Threads of a test's HTTP server, each of which ends with a connection that the client closes;
-# asyncio's, which ends with a process that a fixture ends; and those of tqdm's bars and of the CDK.
+# The process's timer of heap trims; threads of a test's HTTP server, each of which ends with a
+# connection that the client closes; asyncio's, which ends with a process that a fixture ends; and
+# those of tqdm's bars and of the CDK.
 _ENDLESS: Final = (
     *_POOLS,
+    "tidemill-trim",
     *("(process_request_thread)", "asyncio-waitpid-", "TMonitor", "process.stderr_sink"),
 )
 # Time for a thread to notice that its test is over, on a machine busy with others.

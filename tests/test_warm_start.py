@@ -13,7 +13,7 @@ import pytest
 from execnet import XSpec
 from execnet.gateway_io import popen_args
 
-from tests.warm_start import COLD_VARIABLE, WarmStarts, installed_starts
+from tests.warm_start import COLD_VARIABLE, FORKED, WarmStarts, installed_starts
 
 run = partial(subprocess.run, capture_output=True, text=True, check=False)
 WAITS = [sys.executable, "-m", "tidemill", "run", "-i", "-", "-o", "rows.jsonl", "--model", "m"]
@@ -23,12 +23,13 @@ pytestmark = pytest.mark.skipif(COLD_VARIABLE in os.environ, reason="processes s
 
 @pytest.fixture(autouse=True, scope="module")
 def _server() -> Iterator[None]:
-    """Start a new server: earlier tests may have changed variables that this process's has read."""
+    """Use this process's server, or a new one if tests have changed variables it has read."""
     usual = subprocess._fork_exec  # type: ignore[attr-defined]
     own = installed_starts()
     if own is None:
         pytest.skip("this system has no CLONE_PARENT")
-    starts = WarmStarts(own._start)
+    new = WarmStarts(own._start)
+    starts = own if own._environment == new._environment else new
     starts.wait()
     subprocess._fork_exec = starts.fork_exec  # type: ignore[attr-defined]
     try:
@@ -38,7 +39,7 @@ def _server() -> Iterator[None]:
         yield
     finally:
         subprocess._fork_exec = usual  # type: ignore[attr-defined]
-        starts._close()
+        new._close()
 
 
 def is_warm(process: subprocess.Popen[bytes]) -> bool:
@@ -76,6 +77,16 @@ def test_a_process_of_tests_is_forked_too() -> None:
         assert is_warm(process)
         output, _ = process.communicate(b"'print(1 + 1)'\n")
     assert (process.returncode, output) == (0, b"2\n")
+
+
+def test_a_marked_program_is_forked_too() -> None:
+    """It has its arguments, and its globals are those of the main module."""
+    code = f"{FORKED}import sys; input(); print(sys.argv, __name__)"
+    command = [sys.executable, "-c", code, "x"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert is_warm(process)
+        output, _ = process.communicate(b"\n")
+    assert (process.returncode, output) == (0, b"['-c', 'x'] __main__\n")
 
 
 @pytest.mark.parametrize("name", ["HOME", "OMP_NUM_THREADS", COLD_VARIABLE])

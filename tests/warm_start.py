@@ -27,7 +27,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -45,6 +45,8 @@ SCRIPTS: Final = {
         "tests/server/local/serve_process.py",
     )
 }
+# A program of `python -c` that begins with this line is forked, too.
+FORKED: Final = "# tests/warm_start.py\n"
 COLD_VARIABLE: Final = "TIDEMILL_COLD_STARTS"
 # Imports of commands and of test files. Not `tidemill.handler`, whose logger reads the environment.
 PRELOADED: Final = (
@@ -114,7 +116,7 @@ class WarmStarts:
         self._is_wanted = False
         self.is_refused = False
         self._lock = threading.Lock()
-        self._environment = _read_at_import(dict(os.environ))
+        self._environment = read_at_import(dict(os.environ))
         self._ignored = _ignored_signals()
         atexit.register(self._close)
 
@@ -134,7 +136,7 @@ class WarmStarts:
             or COLD_VARIABLE in environment
             or any(each is not None and each != -1 for each in ids)
             or not Path(place).is_dir()
-            or _read_at_import(environment) != self._environment
+            or read_at_import(environment) != self._environment
             or _ignored_signals() != self._ignored
         ):
             return None
@@ -239,6 +241,8 @@ def _target(command: list[str]) -> tuple[str, list[str]] | None:
         return None
     if command[1:] == ["-u", "-c", _TESTS]:
         return _TESTS, []
+    if command[1:2] == ["-c"] and command[2].startswith(FORKED):
+        return FORKED, command[2:]
     if command[1:3] in (["-m", "tidemill"], ["-m", _KERNEL]):
         return command[2], command[3:]
     if command[: len(_MODULE_COMMAND)] == _MODULE_COMMAND:
@@ -249,7 +253,8 @@ def _target(command: list[str]) -> tuple[str, list[str]] | None:
     return None
 
 
-def _read_at_import(environment: Environment) -> Environment:
+def read_at_import(environment: Mapping[str, str]) -> Environment:
+    """Return the variables that Python or an import reads; a forked process may change others."""
     return {
         name: value
         for name, value in environment.items()
@@ -309,7 +314,7 @@ def _wait_for_command(connection: socket.socket) -> tuple[Any, list[int], socket
         else:
             connection.close()
             target, arguments = request[0]
-            if target not in {_TESTS, _KERNEL} and _HAVE_CHILDREN.isdisjoint(arguments):
+            if target not in {_TESTS, FORKED, _KERNEL} and _HAVE_CHILDREN.isdisjoint(arguments):
                 return request, fds, None
             ours, connection = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             if os.fork():
@@ -359,10 +364,12 @@ def _take(fds: dict[int, int]) -> None:
 def _run(target: str, arguments: list[str]) -> None:
     _open_streams(is_unbuffered=target == _TESTS or bool(os.environ.get(_UNBUFFERED)))
     is_script = target in SCRIPTS
-    sys.argv = [target, *arguments]
+    sys.argv = ["-c", *arguments[1:]] if target == FORKED else [target, *arguments]
     sys.path[0] = str(Path(target).parent) if is_script else os.getcwd()  # noqa: PTH109 - as Python
     if target == _TESTS:
         exec(target, vars(sys.modules["__main__"]))  # noqa: S102 - as `python -c`
+    elif target == FORKED:
+        exec(arguments[0], vars(sys.modules["__main__"]))  # noqa: S102 - as above
     elif is_script:
         run_path(target, run_name="__main__")
     else:

@@ -19,7 +19,9 @@ import pyarrow as pa
 import pytest
 
 import tidemill
+from tests.long_parameters import with_long
 from tests.sdk.hosting import accepting_host
+from tests.warm_start import FORKED
 from tidemill import Engine, EngineDied, RequestFailed, TidemillError
 from tidemill.engine_process import frames
 from tidemill.protocol.validation import short_repr
@@ -385,11 +387,11 @@ def test_a_missing_model_is_reported() -> None:
         asyncio.run(engine.answer(FRANCE))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", with_long([signal.SIGKILL], [signal.SIGTERM]))
 def test_no_process_outlives_its_parent(number: int) -> None:
     """The parent may even be killed."""
     program = (
-        "import tidemill, time; engine = tidemill.Engine(); engine.info();"
+        f"{FORKED}import tidemill, time; engine = tidemill.Engine(); engine.info();"
         "print(engine.pid, flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", program]

@@ -11,10 +11,14 @@ from typing import IO
 
 import httpx
 
+from tests.warm_start import FORKED
+
 ROOT = Path(__file__).parents[2]
 WAIT_SECONDS = 120
 # Steps hang once a file exists.
-SERVER = """
+SERVER = (
+    FORKED
+    + """
 import sys, threading
 from pathlib import Path
 from tidemill.cli.__main__ import main
@@ -30,6 +34,7 @@ def hanging(own, plan):
 Runner.run = hanging
 main()
 """
+)
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 
 

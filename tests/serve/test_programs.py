@@ -93,7 +93,7 @@ DATATROVE = {"chats": [["19", "19"], ["20", "20"]], "completions": [[" Paris"]]}
 
 @pytest.mark.parametrize(
     "name",
-    with_long(QUICK, (*CHATS, *BATCHES, *DECISIONS)),
+    with_long(["pydantic_ai"], ("langchain_openai", *CHATS, *BATCHES, *DECISIONS)),
 )
 def test_a_program_gets_its_results(name: str, place: Place, tmp_path: Path) -> None:
     """It is configured only with the address and the key."""

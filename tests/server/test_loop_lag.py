@@ -86,7 +86,6 @@ async def longest_turn(body: dict[str, Any]) -> float:
     return max(turns)
 
 
-@pytest.mark.alone
 @pytest.mark.usefixtures("_without_garbage")
 @pytest.mark.parametrize("what", HOSTILE)
 async def test_no_body_blocks_the_loop_for_long(what: str) -> None:

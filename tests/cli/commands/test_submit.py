@@ -17,7 +17,6 @@ from tests.cli.api_rig import Shell, line
 from tests.cli.fake_api import PART_BYTES, Fault, row_of
 from tidemill.batch.file.lines import EXAMPLE_LINE
 
-ROOT = Path(__file__).parents[3]
 LARGE = [line(str(number), pad="x" * 2**20) for number in range(6)]
 
 
@@ -108,7 +107,6 @@ def test_an_id_that_cannot_be_printed_is_logged(shell: Shell) -> None:
     with Path("/dev/full").open("wb") as full:
         ended = subprocess.run(
             [sys.executable, "-m", "tidemill", "submit", shell.file(line("a"))],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

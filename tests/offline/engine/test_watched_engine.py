@@ -153,7 +153,7 @@ async def test_a_blocked_event_loop_is_not_a_hang_of_the_engine() -> None:
     with closing(WatchedEngine(engine, SOON, None)) as watched:
         call = ask(watched, say="hi")
         await asyncio.sleep(0)
-        time.sleep(3)  # noqa: ASYNC251 - a blocked loop in the engine has one second
+        time.sleep(2)  # noqa: ASYNC251 - a blocked loop in the engine has one second
         engine.go.set()
         assert (await call).body == {"say": "hi"}
 

@@ -18,13 +18,14 @@ from localstack.ministack import environment_for
 from tests.emulators import Emulator
 from tests.long_parameters import with_long
 from tests.offline.given import Answer, rows
+from tests.warm_start import read_at_import
 from tidemill import demo
-from tidemill.engine.kernels.cpu.jit_cache import PREBUILT_VARIABLE, cache_folders
 from tidemill.handler.aws.sync import Aws
 from tidemill.handler.worker.weights.cache import DownloadProgress
 from tidemill.handler.worker.weights.manifest import Location, find_weights
 from tidemill.offline.console.errors import Refused
 from tidemill.offline.engine.weights import (
+    VARIABLE,
     _aws_in,
     local_model,
     log_progress,
@@ -40,31 +41,29 @@ LISTING = b"""<?xml version="1.0"?>
 </ListBucketResult>"""
 WORKER = ("worker", "--queue", "http://q", "--table", "t", "--bucket", "b")
 RUN = ("run", "--any-model", "-i", "examples/demo.jsonl", "-o")
+COMMAND = (sys.executable, "-m", "tidemill")
 WORKER_FLAGS = (*WORKER, "--control-queue", "http://c")
 
 _MAIN = "import sys; from tidemill.cli.main import main; sys.exit(main())"
+# Credentials of the user are not read.
+NO_FILES = dict.fromkeys(("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"), os.devnull)
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-# To compile all kernels would take longer than these tests wait.
-KERNELS = cache_folders()[0].parent
-
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Return a function that starts `tidemill` with few environment variables and its own home."""
+def start() -> Iterator[Start]:
+    """Return a function that starts `tidemill` with few environment variables, after some code."""
     started = []
 
     def begin(*arguments: object, code: str = "", **environment: str) -> Any:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-c", f"{code}\n{_MAIN}"),
+                *((sys.executable, "-c", f"{code}\n{_MAIN}") if code else COMMAND),
                 *map(str, arguments),
             ],
             cwd=ROOT,
-            env={**ONE_THREAD, "HOME": str(tmp_path / "home"), PREBUILT_VARIABLE: str(KERNELS)}
-            | environment,
+            env=read_at_import(os.environ) | NO_FILES | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -108,16 +107,41 @@ def wait_for(is_done: Callable[[], bool]) -> None:
 def test_a_run_takes_its_model_from_s3(
     ministack: Emulator, location: Location, start: Start, tmp_path: Path
 ) -> None:
-    """The run downloads it into the home folder, prints a note, and uses the served model name."""
+    """The run downloads it into the cache, prints a note, and uses the served model name."""
     files = ("-i", "examples/demo.jsonl", "-o", tmp_path / "out")
     model = ("--model", str(location).rstrip("/"), "--served-model-name", demo.NAME)
-    status, err = ended(start("run", *files, *model, **ministack.environment))
+    cache = {VARIABLE: str(tmp_path / "cache")}
+    status, err = ended(start("run", *files, *model, **ministack.environment, **cache))
     assert status == 0, err
     assert "tidemill: downloading the weights: " in err
     assert {row["response"]["status_code"] for row in rows(tmp_path / "out")} == {200}
-    [folder] = (tmp_path / "home/.cache/tidemill/weights").iterdir()
+    [folder] = (tmp_path / "cache").iterdir()
     revision = Aws(ministack.client).run(find_weights(location)).revision
     assert [path.name for path in (folder / "snapshots").iterdir()] == [revision]
+
+
+@pytest.mark.parametrize("cache", [None, "cache"])
+def test_weights_are_in_the_home_folder_unless_another_is_given(
+    ministack: Emulator,
+    location: Location,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cache: str | None,
+) -> None:
+    """The other folder is that of a variable."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in ministack.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    if cache is None:
+        monkeypatch.delenv(VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(VARIABLE, cache)
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
+    with local_model(str(location), None, lambda _: None) as folder:
+        used = tmp_path / (cache or "home/.cache/tidemill/weights")
+        assert Path(folder).resolve().is_relative_to(used)
+    assert (tmp_path / "home").exists() is (cache is None)
 
 
 class CannotBeHad(NamedTuple):
@@ -195,7 +219,7 @@ def test_a_run_that_is_stopped_while_it_fetches_leaves_the_output_alone(
     server.will(Answer(body=LISTING), Answer(hang=True))
     process = start(
         *(*RUN, tmp_path / "out", "--model", "s3://b/m"),
-        TIDEMILL_WEIGHTS_CACHE=str(tmp_path / "cache"),
+        **{VARIABLE: str(tmp_path / "cache")},
         **environment_for(server.url),
     )
     wait_for(lambda: len(server.received) == 3)
@@ -205,7 +229,6 @@ def test_a_run_that_is_stopped_while_it_fetches_leaves_the_output_alone(
     assert "tidemill: stopped by SIGTERM: nothing was written" in err
     assert not (tmp_path / "out").exists()
     assert (tmp_path / "cache").exists()
-    assert not (tmp_path / "home").exists()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from tidemill.engine.config import EngineConfig
 from tidemill.handler.aws.calls import Operation
 from tidemill.offline.console.errors import EngineFailed, EngineLost, Refused
 from tidemill.offline.engine import weights
-from tidemill.offline.engine.engine import load_engine
+from tidemill.offline.engine.engine import engine_config, load_engine
 from tidemill.offline.run import cascade
 from tidemill.offline.run.cascade import run_cascade
 from tidemill.offline.run.run_flags import options_from
@@ -51,6 +52,43 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+class _Kept:
+    """An engine that the runs of all tests share."""
+
+    def __init__(self, served: Any) -> None:
+        self._served = served
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._served, name)
+
+    def close(self) -> None:
+        """Leave the engine to the next run."""
+
+
+@pytest.fixture(scope="module")
+def kept(second: str) -> Iterator[dict[tuple[EngineConfig, tuple[str, ...]], _Kept]]:
+    """Return the engines of most runs, by their settings, loaded before process checks."""
+    engines: dict[tuple[EngineConfig, tuple[str, ...]], _Kept] = {}
+    with ExitStack() as stack:
+        for model, names in ((FIRST, (FIRST,)), (FIRST, (FIRST, "*")), (second, (second, "*"))):
+            config = engine_config(options_from(parse(["run", "in.jsonl", "--model", model])))
+            served = load_engine(config, served_names=names, chat_template=None)
+            engines[config, names] = _Kept(stack.enter_context(closing(served)))
+        yield engines
+
+
+@pytest.fixture(autouse=True)
+def _shared_engines(kept: dict[Any, _Kept], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs use the engines that are loaded."""
+
+    def load(config: EngineConfig, *, served_names: tuple[str, ...], **given: Any) -> Any:
+        served = kept.get((config, served_names))
+        return served or load_engine(config, served_names=served_names, **given)
+
+    monkeypatch.setattr("tidemill.cli.commands.run.load_engine", load)
+    monkeypatch.setattr(f"{__name__}._load", load)
+
+
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     """Return a table with gold answers."""
@@ -60,10 +98,13 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def _run(*words: object, load: Callable[..., Any] = load_engine) -> int:
+_load: Callable[..., Any] = load_engine
+
+
+def _run(*words: object, load: Callable[..., Any] | None = None) -> int:
     """Run `tidemill run` in this process, as the command does."""
     parsed = parse(["run", "--model", FIRST, *map(str, words)])
-    return run_cascade(options_from(parsed), load=load)
+    return run_cascade(options_from(parsed), load=load or _load)
 
 
 def _table(path: Path) -> list[dict[str, Any]]:
@@ -279,7 +320,7 @@ def _loading(dying: str, requests: int = 2, *, only_fails: bool = False) -> Call
     """Return a load whose engine of one model ends early."""
 
     def load(config: EngineConfig, **given: Any) -> Any:
-        served = load_engine(config, **given)
+        served = _load(config, **given)
         if config.model != dying:
             return served
         return _Dying(served, requests, only_fails=only_fails)

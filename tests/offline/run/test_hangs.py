@@ -213,16 +213,16 @@ def test_an_engine_of_several_that_hangs_is_started_again(
     """All other lines have their rows, and the log has the reason and the stacks of the engine."""
     command = [sys.executable, str(ROOT / "tests/engine_process/scripted_engine.py")]
     monkeypatch.setattr(job, "engine_command", lambda _: list(command))
-    bodies = [{"wait": 0.05}] * 12
-    bodies[5] = {"hang": True}
+    bodies = [{"wait": 0.05}] * 4
+    bodies[2] = {"hang": True}
     source = write_input(*(line(str(n), **body) for n, body in enumerate(bodies)))
     out = tmp_path / "out"
     flags = ["--model", str(demo.MODEL_PATH), "--device", "cpu", "-dp", "2"]
-    flags += ["--stall-seconds", "2"]
+    flags += ["--stall-seconds", "1"]
     assert main(["run", "-i", str(source), "-o", str(out), "--no-card", *flags]) == 0
     written = rows(out)
     assert len(written) == len(bodies)
-    assert [n for n, row in enumerate(written) if row["error"] is not None] == [5]
+    assert [n for n, row in enumerate(written) if row["error"] is not None] == [2]
     err = capfd.readouterr().err
     assert re.search(r"engine [12] exited \(stalled: .* in the engine\): restarting it", err)
     assert "most recent call first" in err

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.faults import Call, Fault, faults_of, in_process, profiled
+from tests.long_parameters import with_long
 from tests.offline.given import line
 from tidemill.cli.main import exit_status_of, main, parse
 
@@ -18,7 +19,7 @@ ONE_IN = 151
 
 
 @pytest.mark.parametrize("one_in", [ONE_IN, pytest.param(1, marks=pytest.mark.long)])
-@pytest.mark.parametrize("flags", [[], ["-i", "in.jsonl"], ["--remove"]])
+@pytest.mark.parametrize("flags", with_long([["--remove"]], [[], ["-i", "in.jsonl"]]))
 def test_a_join_that_fails_leaves_the_shards(  # noqa: PLR0917 - fixtures and cases
     run: Any,
     write_input: Callable[..., Path],

@@ -331,7 +331,7 @@ def test_truncated_rows_in_the_spool_are_run_again(
     run.dies_at = "a"
     with pytest.raises(Exception, match="the engine has stopped"):
         run(*given, 5)
-    run.dies_at = None
+    run.dies_at, run.speed = None, 50
     assert out.with_name("rows.jsonl.spool").read_bytes().count(b"\n") == 3
     assert run(*given, 9, "--resume", "--retry-truncated") == 0
     assert run.engine.num_requests == 3 + len(first)

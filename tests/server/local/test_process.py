@@ -68,7 +68,7 @@ def test_five_thousand_requests_are_answered(tmp_path: Path) -> None:
 def test_a_batch_resumes_however_the_server_ends(tmp_path: Path, end: signal.Signals) -> None:
     """Each line has one row in the end, and no reported row is lost."""
     path, folder = tmp_path / "in.jsonl", tmp_path / "served"
-    write_file(path, "/v1/chat/completions", [{**CHAT, "wait": 0.3}] * 1200)
+    write_file(path, "/v1/chat/completions", [{**CHAT, "wait": 0.3}] * 600)
     with served(folder) as server:
         batch = submit(server.client, path, "/v1/chat/completions")
         batch = poll(server.client, batch, lambda batch: completed(batch) > 0)
@@ -78,7 +78,7 @@ def test_a_batch_resumes_however_the_server_ends(tmp_path: Path, end: signal.Sig
     with served(folder) as server:
         counts = [completed(batch), completed(server.client.batches.retrieve(batch.id))]
         batch = poll(server.client, batch, has_ended)
-        assert custom_ids(server.client, batch) == [f"request-{number}" for number in range(1200)]
+        assert custom_ids(server.client, batch) == [f"request-{number}" for number in range(600)]
     counts.append(completed(batch))
     assert batch.status == "completed"
     assert counts == sorted(counts)
