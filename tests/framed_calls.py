@@ -12,7 +12,8 @@ import io
 import marshal
 import os
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +30,7 @@ from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 from botocore.useragent import UserAgentString
 
 _LENGTH_BYTES: Final = 4
+_REPEAT_SECONDS: Final = 60.0
 _send_http: Final = httpsession.URLLib3Session.send
 _send_aiohttp: Final = aiobotocore.httpsession.AIOHTTPSession.send
 _sign: Final = SigV4Auth.add_auth
@@ -99,6 +101,39 @@ class _Connections:
 
 
 _EMULATORS: Final[dict[str, _Connections]] = {}
+
+
+Request = tuple[str, str, list[tuple[bytes, bytes]], bytes]
+_recording: Final = threading.local()
+
+
+@contextmanager
+def recorded() -> Iterator[list[Request]]:
+    """Collect the requests of boto3's clients in this thread until the block is left."""
+    _recording.requests = requests = []
+    try:
+        yield requests
+    finally:
+        del _recording.requests
+
+
+def repeat(endpoint_url: str, requests: Iterable[Request], name: str, other: str) -> None:
+    """Send recorded requests with another name in place of one of the same length.
+
+    Checksums of their bodies are left out. Raises RuntimeError if one is refused.
+    """
+    emulator = _EMULATORS[urlsplit(endpoint_url).netloc]
+    old, new = name.encode(), other.encode()
+    for method, target, headers, body in requests:
+        kept = [
+            (field, value.replace(old, new))
+            for field, value in headers
+            if not field.startswith((b"content-md5", b"x-amz-checksum"))
+        ]
+        request = (method, target.replace(name, other), kept, body.replace(old, new))
+        status, _, content = _parsed(emulator.exchange(_framed(request), _REPEAT_SECONDS))
+        if status >= 300:
+            raise RuntimeError(f"{method} {target}: {content.decode()}")
 
 
 class _Body(io.BytesIO):
@@ -221,7 +256,14 @@ def _frame(request: Any, body: Any) -> bytes:
     headers = [(b"host", address.netloc.encode())]
     headers += [(_bytes(name).lower(), _bytes(value)) for name, value in request.headers.items()]
     target = f"{address.path or '/'}?{address.query}" if address.query else address.path or "/"
-    frame = marshal.dumps((request.method, target, headers, _bytes(body)))
+    parts = (request.method, target, headers, _bytes(body))
+    if (requests := getattr(_recording, "requests", None)) is not None:
+        requests.append(parts)
+    return _framed(parts)
+
+
+def _framed(request: Request) -> bytes:
+    frame = marshal.dumps(request)
     return len(frame).to_bytes(_LENGTH_BYTES, "big") + frame
 
 
