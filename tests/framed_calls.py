@@ -15,6 +15,7 @@ import socket
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -22,7 +23,7 @@ from urllib.parse import urlsplit
 import aiobotocore.httpsession
 from aiobotocore._helpers import resolve_awaitable
 from aiobotocore.awsrequest import AioAWSResponse
-from botocore import httpsession
+from botocore import httpsession, parsers
 from botocore.auth import SIGV4_TIMESTAMP, S3SigV4Auth, SigV4Auth
 from botocore.awsrequest import AWSResponse
 from botocore.compat import get_current_datetime
@@ -110,7 +111,8 @@ _recording: Final = threading.local()
 @contextmanager
 def recorded() -> Iterator[list[Request]]:
     """Collect the requests of boto3's clients in this thread until the block is left."""
-    _recording.requests = requests = []
+    requests: list[Request] = []
+    _recording.requests = requests
     try:
         yield requests
     finally:
@@ -172,13 +174,14 @@ def framed(endpoint_url: str, path: Path) -> Iterator[None]:
 def install() -> None:
     """Let the clients of this process use frames, whose signatures are not checked.
 
-    A client's user agent does not change after its first call.
+    A client's user agent does not change after its first call, and equal times are parsed once.
     """
     httpsession.URLLib3Session.send = _send
     aiobotocore.httpsession.AIOHTTPSession.send = _send_async
     SigV4Auth.add_auth = _add_auth
     UserAgentString.to_string = _user_agent
     UserAgentString.rebuild_and_replace_user_agent_handler = lambda *_, **__: None
+    parsers.DEFAULT_TIMESTAMP_PARSER = lru_cache(1024)(parsers.DEFAULT_TIMESTAMP_PARSER)
 
 
 def _add_auth(auth: Any, request: Any) -> None:

@@ -131,11 +131,11 @@ def test_a_repeated_deployment_is_like_the_first(ministack: Emulator) -> None:
     looks = []
     for made in (first, again):
         s3, sqs = ministack.client("s3"), ministack.client("sqs")
-        [told] = s3.get_bucket_notification_configuration(Bucket=made.bucket)["QueueConfigurations"]
+        [rule] = s3.get_bucket_notification_configuration(Bucket=made.bucket)["QueueConfigurations"]
         table = ministack.client("dynamodb").describe_table(TableName=made.table)["Table"]
         names = ["QueueArn", "VisibilityTimeout", "RedrivePolicy"]
         look = [
-            (told["QueueArn"], told["Events"], told["Filter"]),
+            (rule["QueueArn"], rule["Events"], rule["Filter"]),
             s3.get_bucket_versioning(Bucket=made.bucket)["Status"],
             s3.get_bucket_cors(Bucket=made.bucket)["CORSRules"],
             (table["KeySchema"], table["GlobalSecondaryIndexes"][0]["KeySchema"]),

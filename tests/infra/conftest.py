@@ -135,5 +135,5 @@ def templates(synth: Synth) -> dict[str, Template]:
 
 @pytest.fixture(scope="session")
 def adjusted(synth: Synth) -> Compute:
-    """Return a deployment whose configuration has many keys of its own."""
+    """Return a deployment whose configuration differs in many keys."""
     return Compute(synth(ADJUSTED))

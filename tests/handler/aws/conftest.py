@@ -22,7 +22,7 @@ _ONCE = {
 # In these folders one test in four runs with aiobotocore too, and of what a lost answer does.
 _SAMPLED = {"stores", "objects"}
 _ONE_IN = 4
-# So many run on other emulators than the first.
+# On other emulators than the first, one test in three runs.
 _ELSEWHERE_ONE_IN = 3
 
 
