@@ -33,6 +33,9 @@ ONE_IN: Final[dict[str, dict[str, int]]] = {
     "tests/chaos/test_chaos.py": {
         "test_every_line_gets_its_row_once_and_in_order": 0,
     },
+    "tests/clients/test_openai_batch.py": {
+        "test_the_library_submits_waits_and_downloads": 3,
+    },
     "tests/cli/test_early_stops.py": {
         "test_a_signal_in_an_import_ends_a_command_in_one_line": 4,
     },
@@ -273,6 +276,18 @@ ONE_IN: Final[dict[str, dict[str, int]]] = {
     "tests/engine/text/test_truncation.py": {
         "test_a_very_long_text_is_read_only_as_far_as_needed": 3,
     },
+    "tests/handler/aws/test_region.py": {
+        "test_the_region_is_the_one_that_the_cdk_deploys_to": 3,
+    },
+    "tests/handler/aws/test_s3_store.py": {
+        "test_an_endpoint_is_found_in_the_order_of_awss_clients": 3,
+    },
+    "tests/handler/dashboard/test_hostile.py": {
+        "test_a_made_up_address_leads_to_views_only": 3,
+    },
+    "tests/handler/dashboard/test_sessions.py": {
+        "test_a_key_that_is_not_accepted": 2,
+    },
     "tests/handler/worker/test_call_faults.py": {
         "test_a_call_that_fails_costs_no_row": 17,
     },
@@ -292,6 +307,14 @@ ONE_IN: Final[dict[str, dict[str, int]]] = {
     },
     "tests/infra/test_partitions.py": {
         "test_a_deployment_names_nothing_of_another_partition": 3,
+    },
+    "tests/localstack/test_batches.py": {
+        "test_a_bad_file_fails_with_its_reason": 4,
+        "test_a_bad_option_fails_the_batch": 5,
+    },
+    "tests/localstack/test_local.py": {
+        "test_a_file_that_cannot_be_a_batch_has_no_rows": 0,
+        "test_the_example_file_is_answered_line_by_line": 0,
     },
     "tests/offline/engine/test_warm_start.py": {
         "test_a_warm_start_imports_no_transformers_and_gives_the_same_rows": 0,

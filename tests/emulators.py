@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,6 +29,8 @@ MODEL = "tidemill-demo"
 SERVICES = ("s3", "sqs", "dynamodb", "events")
 # A client takes longer to create than most of its calls. Event listeners are removed at the end.
 _clients: dict[tuple[str, str, str], Any] = {}
+# What was created first, by its emulator and arguments, and the requests for it.
+_deployments: dict[tuple[Any, ...], tuple[Resources, list[framed_calls.Request]]] = {}
 ARE_FRAMED = COLD_VARIABLE not in os.environ  # `make test-all` uses HTTP, and signs its calls
 if ARE_FRAMED:
     framed_calls.install()
@@ -65,10 +67,32 @@ class Emulator:
 
     def create(self, *models: str, **visibility: int) -> Resources:
         """Return a separate deployment for one test."""
-        prefix = f"tidemill-{uuid4().hex[:10]}"
-        return create_resources(
-            self.endpoint_url, prefix=prefix, models=models or (MODEL,), **visibility
-        )
+        prefix, models = f"tidemill-{uuid4().hex[:10]}", models or (MODEL,)
+        if self.name != "ministack" or not ARE_FRAMED:
+            return create_resources(self.endpoint_url, prefix=prefix, models=models, **visibility)
+        # A thousand deployments differ only in their names: their requests are made once.
+        key = (self.endpoint_url, models, *visibility.items())
+        if key not in _deployments:
+            with framed_calls.recorded() as requests:
+                found = create_resources(
+                    self.endpoint_url, prefix=prefix, models=models, **visibility
+                )
+            _deployments[key] = found, requests
+            return found
+        found, requests = _deployments[key]
+        framed_calls.repeat(self.endpoint_url, requests, found.bucket, prefix)
+        return _renamed(found, prefix)
+
+
+def _renamed(resources: Resources, prefix: str) -> Resources:
+    old = resources.bucket
+    names = {
+        field.name: getattr(resources, field.name).replace(old, prefix)
+        for field in fields(resources)
+        if field.name != "work"
+    }
+    work = {model: url.replace(old, prefix) for model, url in resources.work.items()}
+    return Resources(**names, work=work)
 
 
 def deployment_of(resources: Resources, **settings: str) -> Deployment:

@@ -12,8 +12,10 @@ import io
 import marshal
 import os
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -21,7 +23,7 @@ from urllib.parse import urlsplit
 import aiobotocore.httpsession
 from aiobotocore._helpers import resolve_awaitable
 from aiobotocore.awsrequest import AioAWSResponse
-from botocore import httpsession
+from botocore import httpsession, parsers
 from botocore.auth import SIGV4_TIMESTAMP, S3SigV4Auth, SigV4Auth
 from botocore.awsrequest import AWSResponse
 from botocore.compat import get_current_datetime
@@ -29,6 +31,7 @@ from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 from botocore.useragent import UserAgentString
 
 _LENGTH_BYTES: Final = 4
+_REPEAT_SECONDS: Final = 60.0
 _send_http: Final = httpsession.URLLib3Session.send
 _send_aiohttp: Final = aiobotocore.httpsession.AIOHTTPSession.send
 _sign: Final = SigV4Auth.add_auth
@@ -101,6 +104,40 @@ class _Connections:
 _EMULATORS: Final[dict[str, _Connections]] = {}
 
 
+Request = tuple[str, str, list[tuple[bytes, bytes]], bytes]
+_recording: Final = threading.local()
+
+
+@contextmanager
+def recorded() -> Iterator[list[Request]]:
+    """Collect the requests of boto3's clients in this thread until the block is left."""
+    requests: list[Request] = []
+    _recording.requests = requests
+    try:
+        yield requests
+    finally:
+        del _recording.requests
+
+
+def repeat(endpoint_url: str, requests: Iterable[Request], name: str, other: str) -> None:
+    """Send recorded requests with another name in place of one of the same length.
+
+    Checksums of their bodies are left out. Raises RuntimeError if one is refused.
+    """
+    emulator = _EMULATORS[urlsplit(endpoint_url).netloc]
+    old, new = name.encode(), other.encode()
+    for method, target, headers, body in requests:
+        kept = [
+            (field, value.replace(old, new))
+            for field, value in headers
+            if not field.startswith((b"content-md5", b"x-amz-checksum"))
+        ]
+        request = (method, target.replace(name, other), kept, body.replace(old, new))
+        status, _, content = _parsed(emulator.exchange(_framed(request), _REPEAT_SECONDS))
+        if status >= 300:
+            raise RuntimeError(f"{method} {target}: {content.decode()}")
+
+
 class _Body(io.BytesIO):
     """A response's body, with the methods of urllib3's that botocore calls."""
 
@@ -137,13 +174,14 @@ def framed(endpoint_url: str, path: Path) -> Iterator[None]:
 def install() -> None:
     """Let the clients of this process use frames, whose signatures are not checked.
 
-    A client's user agent does not change after its first call.
+    A client's user agent does not change after its first call, and equal times are parsed once.
     """
     httpsession.URLLib3Session.send = _send
     aiobotocore.httpsession.AIOHTTPSession.send = _send_async
     SigV4Auth.add_auth = _add_auth
     UserAgentString.to_string = _user_agent
     UserAgentString.rebuild_and_replace_user_agent_handler = lambda *_, **__: None
+    parsers.DEFAULT_TIMESTAMP_PARSER = lru_cache(1024)(parsers.DEFAULT_TIMESTAMP_PARSER)
 
 
 def _add_auth(auth: Any, request: Any) -> None:
@@ -221,7 +259,14 @@ def _frame(request: Any, body: Any) -> bytes:
     headers = [(b"host", address.netloc.encode())]
     headers += [(_bytes(name).lower(), _bytes(value)) for name, value in request.headers.items()]
     target = f"{address.path or '/'}?{address.query}" if address.query else address.path or "/"
-    frame = marshal.dumps((request.method, target, headers, _bytes(body)))
+    parts = (request.method, target, headers, _bytes(body))
+    if (requests := getattr(_recording, "requests", None)) is not None:
+        requests.append(parts)
+    return _framed(parts)
+
+
+def _framed(request: Request) -> bytes:
+    frame = marshal.dumps(request)
     return len(frame).to_bytes(_LENGTH_BYTES, "big") + frame
 
 

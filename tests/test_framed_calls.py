@@ -123,3 +123,27 @@ async def test_an_answer_to_aiobotocore_that_is_late_is_a_timeout(ministack: Emu
         assert "Attributes" in await client.get_queue_attributes(
             QueueUrl=url, AttributeNames=["QueueArn"]
         )
+
+
+def test_a_repeated_deployment_is_like_the_first(ministack: Emulator) -> None:
+    """Resources that were made by repeated requests differ only in their names."""
+    first, again = (ministack.create("m", work_visibility_seconds=7) for _ in range(2))
+    looks = []
+    for made in (first, again):
+        s3, sqs = ministack.client("s3"), ministack.client("sqs")
+        [rule] = s3.get_bucket_notification_configuration(Bucket=made.bucket)["QueueConfigurations"]
+        table = ministack.client("dynamodb").describe_table(TableName=made.table)["Table"]
+        names = ["QueueArn", "VisibilityTimeout", "RedrivePolicy"]
+        look = [
+            (rule["QueueArn"], rule["Events"], rule["Filter"]),
+            s3.get_bucket_versioning(Bucket=made.bucket)["Status"],
+            s3.get_bucket_cors(Bucket=made.bucket)["CORSRules"],
+            (table["KeySchema"], table["GlobalSecondaryIndexes"][0]["KeySchema"]),
+            *(
+                sqs.get_queue_attributes(QueueUrl=url, AttributeNames=names)["Attributes"]
+                for url in (made.control, made.intake, made.drops, *made.work.values())
+            ),
+        ]
+        looks.append(repr((made.environment, look)).replace(made.bucket, "name"))
+    assert first.bucket != again.bucket
+    assert looks[0] == looks[1]

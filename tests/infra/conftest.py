@@ -16,6 +16,7 @@ import pytest
 
 from infra.bundle import Bundle
 from infra.config import DEFAULT_PATH, make_config
+from tests.infra.compute.kinds import ADJUSTED, Compute
 from tests.infra.reading import Template
 
 if TYPE_CHECKING:
@@ -130,3 +131,9 @@ def synth(make_app: Callable[..., App], acknowledged: dict[str, set[Acknowledgem
 def templates(synth: Synth) -> dict[str, Template]:
     """Return the templates of infra/config.toml as it is."""
     return synth({})
+
+
+@pytest.fixture(scope="session")
+def adjusted(synth: Synth) -> Compute:
+    """Return a deployment whose configuration differs in many keys."""
+    return Compute(synth(ADJUSTED))

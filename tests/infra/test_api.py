@@ -16,6 +16,7 @@ from infra.bundle import Bundle
 from infra.config import make_config, with_concurrency
 from infra.pip_target import Processor
 from localstack.event_source_mapping import LocalLambdaContext
+from tests.infra.compute.kinds import OIDC
 from tests.infra.conftest import Synth
 from tests.infra.reading import Deployment, Template
 from tidemill.handler.api.open_paths import PUBLIC
@@ -190,12 +191,10 @@ def test_models_that_no_environment_holds_are_refused(
     assert stderr.startswith(f"{path}: 20 models are too many for one deployment: their settings")
 
 
-def test_a_model_without_a_price_is_given_none(synth: Synth) -> None:
+def test_a_model_without_a_price_is_given_none(adjusted: Deployment) -> None:
     """Prices of zero are left out, as reports then leave out the cost."""
-    models = [{"name": "dear", "gpu": "h100", "gpu_hour_price": 4}, {"name": "free", "gpu": "t4"}]
-    found = Deployment(synth({"models": models}))
-    variables = found.properties("AWS::Lambda::Function")["ControlFunction"]["Environment"]
-    assert read_settings(variables["Variables"]).gpu_hour_prices == {"dear": 4.0}
+    variables = adjusted.properties("AWS::Lambda::Function")["ControlFunction"]["Environment"]
+    assert read_settings(variables["Variables"]).gpu_hour_prices == {"Qwen/Qwen3-0.6B": 4.0}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -246,7 +245,7 @@ def test_queues_leave_room_in_an_account_for_the_api_and_the_reaper(limit: int) 
     assert (runs == MAX_RUNS) is (limit >= 194)
 
 
-def test_mappings_follow_the_limit_of_the_account(synth: Synth) -> None:
+def test_mappings_follow_the_limit_of_the_account(adjusted: Deployment) -> None:
     """The limit comes from the configuration or, if that has none, from who calls the CDK."""
     unknown = make_config({"models": [{"name": "m", "gpu": "l4"}]}, "")
     config = with_concurrency(unknown, "10")
@@ -254,8 +253,7 @@ def test_mappings_follow_the_limit_of_the_account(synth: Synth) -> None:
     assert with_concurrency(config, "1000") == config
     assert with_concurrency(unknown, "") == unknown
     assert runs_of_queues(unknown.lambda_concurrency) == MAX_RUNS
-    found = Deployment(synth({"lambda_concurrency": 10}))
-    mappings = found.properties("AWS::Lambda::EventSourceMapping").values()
+    mappings = adjusted.properties("AWS::Lambda::EventSourceMapping").values()
     assert [each["ScalingConfig"]["MaximumConcurrency"] for each in mappings] == [2] * 4
 
 
@@ -348,15 +346,14 @@ def test_only_an_api_that_takes_keys_reads_them(deployment: Deployment, signed: 
     assert (reads_keys(deployment), reads_keys(signed)) == (True, False)
 
 
-def test_the_api_alone_knows_whose_tokens_it_takes(synth: Synth) -> None:
+def test_the_api_alone_knows_whose_tokens_it_takes(adjusted: Deployment) -> None:
     """The configuration names the issuer; the gateway still passes every request on."""
-    oidc = {"issuer": "https://login.example.com", "audience": "a", "tenant_claim": "team"}
-    found = Deployment(synth({"oidc": oidc}))
+    found = adjusted
     issuers = {
         name: read_settings(function["Environment"]["Variables"]).oidc
         for name, function in found.properties("AWS::Lambda::Function").items()
     }
-    assert issuers.pop("ApiFunction") == Oidc(**oidc)
+    assert issuers.pop("ApiFunction") == Oidc(**OIDC)
     assert set(issuers.values()) == {None}
     assert routes(found)["ANY /{proxy+}"]["AuthorizationType"] == "NONE"
 
@@ -376,16 +373,13 @@ def test_one_caller_cannot_use_up_the_account(deployment: Deployment) -> None:
     assert len(whole["DependsOn"]) == len(PUBLIC_ROUTES)
 
 
-def test_a_budget_has_an_alarm(deployment: Deployment, synth: Synth) -> None:
+def test_a_budget_has_an_alarm(deployment: Deployment, adjusted: Deployment) -> None:
     """The Lambdas know the hours, the default for a tenant too; without one there is no alarm."""
-    found = Deployment(
-        synth({"budget": {"gpu_hours_per_day": 40}, "limits": {"gpu_hours_per_day": 9}})
-    )
-    alarm = found.properties("AWS::CloudWatch::Alarm")["ReaperBudgetSpent"]
+    alarm = adjusted.properties("AWS::CloudWatch::Alarm")["ReaperBudgetSpent"]
     assert alarm["MetricName"] == "BudgetSpent"
     assert alarm["Dimensions"] == [{"Name": "service", "Value": "reaper"}]
     assert "ReaperBudgetSpent" not in deployment.properties("AWS::CloudWatch::Alarm")
-    for function in found.properties("AWS::Lambda::Function").values():
+    for function in adjusted.properties("AWS::Lambda::Function").values():
         settings = read_settings(function["Environment"]["Variables"])
         assert (settings.gpu_hours_per_day, settings.limits.gpu_hours_per_day) == (40, 9)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from infra.config import ConfigRefused
+from tests.infra.compute.kinds import PRODUCERS
 from tests.infra.conftest import Synth
 from tests.infra.reading import Deployment, Template
 from tidemill.batch.batch_request import MAX_EXPIRY_SECONDS, MAX_WINDOW_SECONDS
@@ -154,10 +155,9 @@ def test_the_api_says_how_long_files_last(deployment: Deployment, bucket: dict[s
         assert function["Environment"]["Variables"]["TIDEMILL_FILE_DAYS"] == str(days)
 
 
-def test_retention_is_configured(synth: Synth) -> None:
+def test_retention_is_configured(adjusted: Deployment) -> None:
     """Work, logs and the table last as the file says; 0 days of output is for ever."""
-    retention = {"output_days": 0, "work_days": 20, "log_days": 7, "table_days": 30}
-    found = Deployment(synth({"retention": retention}))
+    found = adjusted
     held = rules(found.properties("AWS::S3::Bucket")["DropsBucket"])
     assert held["work"]["ExpirationInDays"] == 20
     assert held["replaced-input"]["NoncurrentVersionExpiration"] == {"NoncurrentDays": 20}
@@ -172,9 +172,12 @@ def test_retention_is_configured(synth: Synth) -> None:
     } == {"30"}
 
 
+SHORT = {"retention": {"input_days": 3, "output_days": 2}}
+
+
 def test_inputs_go_where_the_configuration_says(synth: Synth) -> None:
     """The rule is for drops; the version that a batch reads stays while it may run."""
-    found = Deployment(synth({"retention": {"input_days": 3}}))
+    found = Deployment(synth(SHORT))
     rule = rules(found.properties("AWS::S3::Bucket")["DropsBucket"])["replaced-input"]
     assert (rule["Prefix"], rule["ExpirationInDays"]) == ("input/", 3)
     noncurrent = rule["NoncurrentVersionExpiration"]["NoncurrentDays"]
@@ -183,7 +186,7 @@ def test_inputs_go_where_the_configuration_says(synth: Synth) -> None:
 
 def test_an_uploaded_input_lasts_as_long_as_a_batch_that_reads_it(synth: Synth) -> None:
     """Files of the API outlive any batch, however short results are kept."""
-    found = Deployment(synth({"retention": {"output_days": 2}}))
+    found = Deployment(synth(SHORT))
     held = rules(found.properties("AWS::S3::Bucket")["DropsBucket"])
     assert held["old-output"]["ExpirationInDays"] == 2
     assert held["old-files"]["ExpirationInDays"] == held["work"]["ExpirationInDays"]
@@ -228,16 +231,10 @@ def test_the_queue_of_older_versions_shuts_after_the_bucket_has_left_it(
     assert "AWS::S3::Bucket" in {template[name]["Type"] for name in policy["DependsOn"]}
 
 
-def test_producers_put_files_and_do_nothing_else(synth: Synth) -> None:
+def test_producers_put_files_and_do_nothing_else(adjusted: Deployment) -> None:
     """Each into all of `input/`, or into its tenant's folder alone; the Lambdas know of folders."""
-    partner, search = (f"arn:aws:iam::444455556666:role/{name}" for name in ("partner", "search"))
-    second = search.replace("search", "second")
-    producers = [
-        {"arn": partner},
-        {"arn": search, "tenant": "search"},
-        {"arn": second, "tenant": "search"},
-    ]
-    found = Deployment(synth({"drop_tenants": True, "producers": producers}))
+    found = adjusted
+    partner, search, second = (producer["arn"] for producer in PRODUCERS)
     allowed = [
         statement
         for statement in found.resource_statements("AWS::S3::BucketPolicy", "DropsBucket")
@@ -367,14 +364,15 @@ def test_only_our_roles_may_send_to_workers(deployment: Deployment, name: str) -
     assert {statement["Effect"] for statement in statements} == {"Deny"}
 
 
-def test_each_model_has_a_separate_queue(synth: Synth) -> None:
+def test_each_model_has_a_separate_queue(adjusted: Deployment) -> None:
     """Processes find each model's queue by the model's name."""
-    models = [{"name": "Qwen/Qwen3-0.6B", "gpu": "l4"}, {"name": "small", "gpu": "t4"}]
-    found = Deployment(synth({"models": models}))
-    outputs = found.outputs("Data")
-    urls = json.loads(outputs["WorkQueueUrls"])
-    assert urls == {"Qwen/Qwen3-0.6B": "DoorbellsWorkqwenqwen306b", "small": "DoorbellsWorksmall"}
-    assert set(urls.values()) < set(found.resources("AWS::SQS::Queue"))
+    urls = json.loads(adjusted.outputs("Data")["WorkQueueUrls"])
+    assert urls == {
+        "org/Big": "DoorbellsWorkorgbig",
+        "Qwen/Qwen3-0.6B": "DoorbellsWorkqwenqwen306b",
+        "small": "DoorbellsWorksmall",
+    }
+    assert set(urls.values()) < set(adjusted.resources("AWS::SQS::Queue"))
 
 
 # Events and alarms
@@ -403,10 +401,9 @@ def test_a_batch_that_ends_badly_is_reported(deployment: Deployment) -> None:
     }
 
 
-def test_a_batch_that_ends_badly_is_reported_to_a_chat(synth: Synth) -> None:
+def test_a_batch_that_ends_badly_is_reported_to_a_chat(adjusted: Deployment) -> None:
     """Amazon Q Developer shows messages of this format, and alarms unchanged."""
-    found = Deployment(synth({"alarm_messages": "chat"}))
-    (target,) = found.properties("AWS::Events::Rule")["EventsEndedBadly"]["Targets"]
+    (target,) = adjusted.properties("AWS::Events::Rule")["EventsEndedBadly"]["Targets"]
     message = json.loads(target["InputTransformer"]["InputTemplate"])
     assert (message["version"], message["source"]) == ("1.0", "custom")
     assert message["content"] == {
@@ -416,10 +413,9 @@ def test_a_batch_that_ends_badly_is_reported_to_a_chat(synth: Synth) -> None:
     }
 
 
-def test_the_bus_has_the_deployments_name(synth: Synth) -> None:
+def test_the_bus_has_the_deployments_name(deployment: Deployment, adjusted: Deployment) -> None:
     """Two deployments of an account have separate buses."""
-    for name in ("tidemill", "mill-two"):
-        found = Deployment(synth({"name": name}))
+    for name, found in (("tidemill", deployment), ("mill-two", adjusted)):
         assert found.properties("AWS::Events::EventBus")["EventsBus"]["Name"] == name
 
 
@@ -443,11 +439,10 @@ def test_the_topic_hears_rules_and_alarms_by_tls(deployment: Deployment) -> None
     assert {statement["Action"] for statement in statements} == {"sns:Publish"}
 
 
-def test_the_alarm_address_is_subscribed(deployment: Deployment, synth: Synth) -> None:
+def test_the_alarm_address_is_subscribed(deployment: Deployment, adjusted: Deployment) -> None:
     """The configured address gets the topic's mails; without one there is no subscription."""
     assert deployment.properties("AWS::SNS::Subscription") == {}
-    subscribed = Deployment(synth({"alarm_email": "ops@example.com"}))
-    (subscription,) = subscribed.properties("AWS::SNS::Subscription").values()
+    (subscription,) = adjusted.properties("AWS::SNS::Subscription").values()
     assert subscription == {
         "Protocol": "email",
         "Endpoint": "ops@example.com",

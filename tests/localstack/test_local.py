@@ -362,7 +362,7 @@ def test_the_openai_sdk_lists_and_cancels(cloud: LocalCloud) -> None:
     """People's own clients find the batches of dropped files."""
     import openai
 
-    cloud.run_file("listed", EXAMPLE, seconds=SECONDS, show=lambda _: None)
+    cloud.run_file("listed", b"{not json\n", seconds=SECONDS, show=lambda _: None)
     with openai.OpenAI(base_url=f"{cloud.api_url}/v1", api_key=cloud.key) as client:
         batch = next(iter(client.batches.list(limit=1)))
         assert client.batches.retrieve(batch.id).id == batch.id

@@ -78,7 +78,7 @@ class Mill:
                 self.notices,
                 self.cloud.read_log("lambdas")[-3000:],
             )
-            time.sleep(0.05)
+            time.sleep(0.2)
         return found
 
     def ends(self, name: str, count: int) -> None:

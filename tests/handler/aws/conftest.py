@@ -19,31 +19,37 @@ _ONCE = {
     "test_a_lost_answer_changes_nothing",
     "test_more_batches_than_one_call_takes_are_all_found",
 }
-# In these folders one test in four runs with aiobotocore too.
+# In these folders one test in four runs with aiobotocore too, and of what a lost answer does.
 _SAMPLED = {"stores", "objects"}
 _ONE_IN = 4
+# On other emulators than the first, one test in three runs.
+_ELSEWHERE_ONE_IN = 3
 
 
 # Before pytest-randomly, so that it chooses the same tests in each order.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave aiobotocore on other emulators than the first to `make test-all`.
+    """Leave most repetitions to `make test-all`.
 
-    Operations know no driver: boto3 proves them on each emulator, and the first one proves a share
-    of them with aiobotocore; the worker's tests run its own with nothing else. What a lost answer
-    does, and the most keys of one call, one emulator shows.
+    Operations know no driver and no emulator: the first one proves all of them with boto3, and a
+    share with aiobotocore; the others prove a share with boto3. The worker's tests run aiobotocore
+    with nothing else. What a lost answer does, and the most keys of one call, one emulator shows.
     """
-    num_seen = 0
+    num_seen = num_elsewhere = 0
     for item in items:
         chosen = getattr(item, "callspec", None)
         params = chosen.params if chosen else {}
-        if params.get("run") == "aiobotocore" and item.path.parent.name in _SAMPLED:
+        name = getattr(item, "originalname", "")
+        is_sampled = item.path.parent.name in _SAMPLED or name in _ONCE
+        if params.get("run") == "aiobotocore" and is_sampled:
             num_seen += 1
             if num_seen % _ONE_IN:
                 item.add_marker(pytest.mark.long)
         if params.get("each_emulator", NAMES[0]) == NAMES[0]:
             continue
-        if params.get("run") == "aiobotocore" or getattr(item, "originalname", "") in _ONCE:
+        is_once = params.get("run") == "aiobotocore" or name in _ONCE
+        num_elsewhere += not is_once
+        if is_once or num_elsewhere % _ELSEWHERE_ONE_IN != 1:
             item.add_marker(pytest.mark.long)
 
 

@@ -78,15 +78,15 @@ def test_what_is_gathered_is_what_the_shards_have() -> None:
 
 def test_of_many_shards_little_is_held() -> None:
     """A segment takes about twenty bytes; a page of shards and a hundred reasons are held."""
-    pages = Pages(20_000)
+    pages = Pages(11_000)
     tracemalloc.start()
     sealed = Sealed("batch_1")
     for shard in pages.shards():
         sealed.add(shard)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert pages.num_pages == 20
+    assert pages.num_pages == 11
     num_segments = sum(map(len, sealed.segments.values()))
-    assert num_segments == 50_000
+    assert num_segments == 27_500
     assert len(sealed.errors) == 100
     assert peak < 40 * num_segments + 2000 * PAGE

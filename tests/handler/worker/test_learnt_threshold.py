@@ -204,7 +204,7 @@ def repair(rig: Rig, work: Work) -> list[dict[str, Any]]:
     return rig.messages(rig.deployment.work[LARGE])
 
 
-@pytest.mark.parametrize("stride", with_long([9], [1]))
+@pytest.mark.parametrize("stride", with_long([15], [1]))
 async def test_a_run_may_die_at_any_moment_while_a_threshold_is_learnt(
     rig: Rig, stride: int
 ) -> None:

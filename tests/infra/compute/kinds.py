@@ -34,6 +34,40 @@ EXISTING = {
     "subnet_ids": ["subnet-0123456789abcdef0", "subnet-0123456789abcdef1"],
 }
 GROUPS_OF_OTHERS = ["sg-0123456789abcdef0", "sg-0123456789abcdef1"]
+ADAPTERS = [{"name": name, "weights": f"s3://tuned/{name}"} for name in ("sql", "lab/tone")]
+SMALL_ADJUSTED = SMALL | {
+    "weights_region": "us-west-2",
+    "min_workers": 1,
+    "min_workers_hours": "Mon-Fri 07:00-18:00",
+    "adapters": ADAPTERS,
+    "args": ["--lora-modules", "more=/models/more"],
+}
+PRODUCERS = [
+    {"arn": "arn:aws:iam::444455556666:role/partner"},
+    {"arn": "arn:aws:iam::444455556666:role/search", "tenant": "search"},
+    {"arn": "arn:aws:iam::444455556666:role/second", "tenant": "search"},
+]
+OIDC = {"issuer": "https://login.example.com", "audience": "a", "tenant_claim": "team"}
+REGISTRY = "444455556666.dkr.ecr.eu-west-1.amazonaws.com"
+# Keys that do not depend on each other: one deployment shows what each of them changes.
+ADJUSTED: dict[str, Any] = {
+    "name": "mill-two",
+    "image": f"{REGISTRY}/team/tidemill:v1.2",
+    "models": [
+        BIG,
+        SMALL_ADJUSTED,
+        {"name": "Qwen/Qwen3-0.6B", "gpu": "l4", "gpu_hour_price": 4},
+    ],
+    "retention": {"output_days": 0, "work_days": 20, "log_days": 7, "table_days": 30},
+    "alarm_messages": "chat",
+    "alarm_email": "ops@example.com",
+    "drop_tenants": True,
+    "producers": PRODUCERS,
+    "lambda_concurrency": 10,
+    "oidc": OIDC,
+    "budget": {"gpu_hours_per_day": 40},
+    "limits": {"gpu_hours_per_day": 9},
+}
 # Every kind of deployment: what holds for workers holds in each of them.
 KINDS: dict[str, dict[str, Any]] = {
     "as it is": {},

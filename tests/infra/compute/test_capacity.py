@@ -48,12 +48,21 @@ def test_a_worker_fits_on_the_machines_of_its_gpu(name: str) -> None:
             assert f"{machine.partition('.')[0]}.*" in gpu.families
 
 
-@pytest.mark.parametrize("name", GPUS)
-def test_ec2_and_sagemaker_know_the_machines(name: str) -> None:
-    """botocore's own enums contain their names."""
+@pytest.fixture(scope="module")
+def machine_names() -> tuple[set[str], set[str]]:
+    """Return the names of machines that EC2 and jobs of SageMaker know, as botocore has them."""
     session = botocore.session.get_session()
     ec2 = session.get_service_model("ec2").shape_for("InstanceType").enum
     jobs = session.get_service_model("sagemaker").shape_for("TrainingInstanceType").enum
+    return set(ec2), set(jobs)
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_ec2_and_sagemaker_know_the_machines(
+    machine_names: tuple[set[str], set[str]], name: str
+) -> None:
+    """botocore's own enums contain their names."""
+    ec2, jobs = machine_names
     for machine in chain(*GPUS[name].instances.values()):
         assert machine in ec2
         assert f"ml.{machine}" in jobs

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.container.dockerfile import copied_sources
-from tests.infra.compute.kinds import BIG, SMALL, Compute
+from tests.infra.compute.kinds import ADJUSTED, BIG, REGISTRY, SMALL, Compute
 from tests.infra.conftest import Synth
 from tests.infra.reading import Grant, each
 from tidemill.cli.commands.worker import WorkerOptions, options_from
@@ -229,14 +229,16 @@ def test_a_container_can_do_no_more_than_its_work(any_kind: Compute) -> None:
         assert not container["User"].startswith(("0", "root"))
 
 
-@pytest.mark.parametrize("named", [":v1.2", f"@sha256:{'0' * 64}"])
+@pytest.mark.parametrize(
+    "named",
+    [":v1.2", pytest.param(f"@sha256:{'0' * 64}", marks=pytest.mark.long)],
+)
 def test_an_image_that_is_there_is_pulled_and_none_is_built(synth: Synth, named: str) -> None:
     """It is named by tag or digest; the role may pull only from its repository."""
-    registry = "444455556666.dkr.ecr.eu-west-1.amazonaws.com"
-    made = Compute(synth({"image": f"{registry}/team/tidemill{named}"}))
-    image = made.container("tidemilldemo")["Image"]
-    assert image == f"{registry}/team/tidemill{named}"
-    pulled = made.grants("WorkertidemilldemoExecutionRole")
+    made = Compute(synth(ADJUSTED | {"image": f"{REGISTRY}/team/tidemill{named}"}))
+    image = made.container("small")["Image"]
+    assert image == f"{REGISTRY}/team/tidemill{named}"
+    pulled = made.grants("WorkersmallExecutionRole")
     repository = "arn:aws:ecr:eu-west-1:444455556666:repository/team/tidemill"
     assert Grant("ecr:BatchGetImage", repository) in pulled
     assert {grant.resource for grant in pulled if grant.action.startswith("ecr:Batch")} == {
@@ -277,15 +279,14 @@ def test_no_task_is_kept_from_being_stopped(any_kind: Compute) -> None:
     assert not [action for action in actions if "Protection" in action]
 
 
-def test_logs_are_kept_for_as_long_as_the_configuration_says(synth: Synth) -> None:
+def test_logs_are_kept_for_as_long_as_the_configuration_says(adjusted: Compute) -> None:
     """Each model has a separate group."""
-    kept = Compute(synth({"models": [BIG, SMALL], "retention": {"log_days": 7}}))
-    groups = kept.of("AWS::Logs::LogGroup")
+    groups = adjusted.of("AWS::Logs::LogGroup")
     for slug in MODELS:
-        logging = kept.container(slug)["LogConfiguration"]
+        logging = adjusted.container(slug)["LogConfiguration"]
         assert logging["LogDriver"] == "awslogs"
         assert groups[logging["Options"]["awslogs-group"]]["RetentionInDays"] == 7
-    assert len(groups) == len(MODELS)
+    assert len(groups) == len(ADJUSTED["models"])
 
 
 def test_a_worker_gets_its_model_by_flags_that_it_knows(made: Compute) -> None:
@@ -301,13 +302,14 @@ def test_a_worker_gets_its_model_by_flags_that_it_knows(made: Compute) -> None:
     assert options_of(made, "orgbig").max_num_seqs == 64
 
 
-def test_a_worker_reaches_weights_elsewhere(synth: Synth, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_reaches_weights_elsewhere(
+    adjusted: Compute, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It gets the region, and with its variables uses IPv6 for it, as for its queue."""
-    made = Compute(synth({"models": [SMALL | {"weights_region": "us-west-2"}]}))
-    region = options_of(made, "small").given["weights_region"]
+    region = options_of(adjusted, "small").given["weights_region"]
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    for name, value in made.environment("small").items():
+    for name, value in adjusted.environment("small").items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
     far = _aws_in(str(region)).clients["s3"].meta.endpoint_url
@@ -315,12 +317,10 @@ def test_a_worker_reaches_weights_elsewhere(synth: Synth, monkeypatch: pytest.Mo
     assert Aws().clients["sqs"].meta.endpoint_url == "https://sqs.eu-west-1.api.aws"
 
 
-def test_a_worker_knows_how_many_are_kept_ready(synth: Synth) -> None:
+def test_a_worker_knows_how_many_are_kept_ready(adjusted: Compute) -> None:
     """Its plan has the same number, with which the reaper starts them."""
-    ready = {"min_workers": 1, "min_workers_hours": "Mon-Fri 07:00-18:00"}
-    made = Compute(synth({"models": [SMALL | ready]}))
-    [plan] = made.plans().values()
-    given = options_of(made, "small").given
+    plan = adjusted.plans()["small"]
+    given = options_of(adjusted, "small").given
     assert (plan.min_workers, plan.min_workers_hours) == (1, "Mon-Fri 07:00-18:00")
     assert (given["min_workers"], given["min_workers_hours"]) == ("1", "Mon-Fri 07:00-18:00")
 
@@ -331,18 +331,15 @@ def test_without_weights_a_worker_runs_the_demo_model(compute: dict[str, Compute
     assert (options.model, options.served_model_names) == (None, ("tidemill-demo",))
 
 
-def test_a_worker_serves_the_adapters_of_its_model(synth: Synth) -> None:
+def test_a_worker_serves_the_adapters_of_its_model(adjusted: Compute) -> None:
     """Each has its prefix; a flag in `args` adds to them."""
-    adapters = [{"name": name, "weights": f"s3://tuned/{name}"} for name in ("sql", "lab/tone")]
-    more = ["--lora-modules", "more=/models/more"]
-    made = Compute(synth({"models": [SMALL | {"adapters": adapters, "args": more}]}))
     (slug,) = (slug for slug, model in MODELS.items() if model is SMALL)
-    assert options_of(made, slug).lora_modules == (
+    assert options_of(adjusted, slug).lora_modules == (
         "sql=s3://tuned/sql",
         "lab/tone=s3://tuned/lab/tone",
         "more=/models/more",
     )
-    settings = read_settings(made.environment(slug))
+    settings = read_settings(adjusted.environment(slug))
     assert settings.model_adapters == dict.fromkeys(("sql", "lab/tone"), SMALL["name"])
 
 

@@ -1,4 +1,4 @@
-"""Batches from their creation to their end by OpenAI's client, on each emulator, of two tenants."""
+"""Batches from their creation to their end by OpenAI's client, of two tenants."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ NUM_BATCHES = 2 * PAGE + 5
 
 
 @pytest.fixture
-def cloud(each_emulator: Emulator) -> Iterator[Cloud]:
+def cloud(emulator: Emulator) -> Iterator[Cloud]:
     """Return a separate deployment on each emulator, with a file of each of two tenants."""
-    with serving(Cloud.on(each_emulator, shard_lines="10")) as cloud:
+    with serving(Cloud.on(emulator, shard_lines="10")) as cloud:
         for tenant in ("default", "others"):
             drop = cloud.put(lines_of(2), f"files/{tenant}/x")
             file = File(f"file-{tenant}", tenant, drop.key, 10, 1, "lines.jsonl", "batch")

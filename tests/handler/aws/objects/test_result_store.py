@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.long_parameters import with_long
 from tidemill.batch.result_key import VERSION, Kept, Scope
 from tidemill.batch.result_pack import decode_index, index_size, parse_pack_name
 from tidemill.handler.aws.bucket import Bucket
@@ -112,12 +113,13 @@ def found_in(memory: Memory) -> tuple[int, int]:
     return sum(reply is not None for reply in found), num_damaged
 
 
-def test_a_flipped_bit_costs_one_result(memory: Memory) -> None:
-    """Every bit of every byte in turn; the lines of other results find theirs."""
+@pytest.mark.parametrize("stride", with_long([3], [1]))
+def test_a_flipped_bit_costs_one_result(memory: Memory, stride: int) -> None:
+    """A bit of many bytes in turn; the lines of other results find theirs."""
     [name] = memory.objects
     data = memory.objects[name]
     assert found_in(memory) == (NUM_RESULTS, 0)
-    for place in range(len(data)):
+    for place in range(0, len(data), stride):
         damaged = bytearray(data)
         damaged[place] ^= 1 << place % 8
         memory.objects[name] = bytes(damaged)
