@@ -128,7 +128,7 @@ def refuse(*_: object) -> None:
     ],
     ids=["reporting", "another balloon", "a disk", "cut off", "unreadable"],
 )
-def test_a_balloon_tells_whether_free_pages_are_reported(
+def test_free_pages_are_reported_if_the_balloon_has_that_feature(
     tmp_path: Path, device: str, features: str, *, expected: bool
 ) -> None:
     """Linux writes the feature bits of each virtio device, the lowest first."""
