@@ -21,10 +21,14 @@ from torch import Tensor
 
 from tidemill.engine.kernels.attention import AttentionBackend
 from tidemill.engine.kernels.step import Step
+from tidemill.engine.loop.encoding import EncodingCore
 from tidemill.engine.loop.generation import GenerationCore
 from tidemill.engine.loop.runner import Runner
+from tidemill.engine.model.encoders.loaded_encoder import LoadedEncoder
+from tidemill.engine.model.encoders.pooler import Pooler
 from tidemill.engine.model.network.loaded_model import LoadedModel
 from tidemill.engine.scheduling.admission import ArrivalOrder
+from tidemill.engine.scheduling.encoding import EncodingRequest
 from tidemill.engine.scheduling.scheduler import Scheduler
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 from tidemill.engine.scheduling.table import SequenceTable
@@ -44,6 +48,11 @@ class Times(NamedTuple):
     median: float
     mean: float
     longest: float
+
+    @classmethod
+    def of(cls, times: Sequence[float]) -> Times:
+        """Return the figures of some times."""
+        return cls(statistics.median(times), statistics.mean(times), max(times))
 
 
 class Silence:
@@ -99,8 +108,7 @@ class Situation:
             started = time.thread_time()
             self.core.step()
             times.append((time.thread_time() - started) * 1e3)
-        lasting = times[NUM_STEPS:]
-        return Times(statistics.median(lasting), statistics.mean(lasting), max(lasting))
+        return Times.of(times[NUM_STEPS:])
 
 
 def decoding(num_sequences: int, steps_ahead: int) -> Times:
@@ -162,7 +170,49 @@ def short_of_pages(num_sequences: int, steps_ahead: int) -> Times:
     return situation.time()
 
 
-SITUATIONS = (decoding, scored, in_step, coming_and_going, blocked, short_of_pages)
+class SilentEncoder(Silence):
+    """An encoder, its network and its attention, that computes nothing."""
+
+    max_model_len = MAX_MODEL_LEN
+    num_types = 1
+    page_size = PAGE_SIZE
+    pooler = Pooler(("cls",))
+    recurrent_shapes = decision_network = None
+
+    @property
+    def backend(self) -> SilentEncoder:
+        """Return the class of the attention, as far as it is used."""
+        return self
+
+    def attention(self, *_: object) -> SilentEncoder:
+        """Return the attention of any size."""
+        return self
+
+    def encode(self, step: Step, *_: object) -> Tensor:
+        """Return a constant vector for each text."""
+        return torch.zeros(len(step.logit_rows), VOCABULARY)
+
+
+def texts(num_sequences: int, steps_ahead: int) -> Times:
+    """One step of texts of 40 tokens by an encoder, from their arrival to their results."""
+    model = cast("LoadedEncoder", SilentEncoder())
+    core = EncodingCore(model, num_sequences * 40, num_sequences, steps_ahead)
+    rng = np.random.default_rng(num_sequences)
+    times = []
+    for _ in range(NUM_STEPS):
+        requests = [
+            EncodingRequest(ids) for ids in rng.integers(0, 1 << 20, (num_sequences, 40)).tolist()
+        ]
+        started = time.thread_time()
+        for request in requests:
+            core.add(request)
+        while core.step() is not None:
+            pass
+        times.append((time.thread_time() - started) * 1e3)
+    return Times.of(times)
+
+
+SITUATIONS = (decoding, scored, in_step, coming_and_going, blocked, short_of_pages, texts)
 
 
 def table(counts: list[int], steps_ahead: int) -> Iterator[str]:

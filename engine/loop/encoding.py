@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import struct
 import time
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -55,12 +57,17 @@ WINDOW_STEPS = 16
 _NO_TOKENS: list[int] = []
 
 
+@cache
+def _packer(length: int) -> Callable[..., bytes]:
+    """Return the function that packs this number of token ids as int32."""
+    return struct.Struct(f"{length}i").pack
+
+
 @dataclass(slots=True, eq=False)
 class RunningEncoding:
-    """One request and its result; the `priority` orders interactive ones."""
+    """One request and its result."""
 
-    sequence: TokenSequence
-    priority: int = 0
+    request: EncodingRequest
     values: NDArray[np.float32] | None = None
     error: RequestError | None = None
 
@@ -69,13 +76,7 @@ class RunningEncoding:
         if self.error is not None:
             raise self.error
         assert self.values is not None
-        return EncodingResult(self.values, len(self.sequence.token_ids))
-
-    @property
-    def key(self) -> Hashable:
-        """Return a key that is equal for requests with the same result."""
-        ids, types, *others = self.sequence
-        return ids.tobytes(), None if types is None else types.tobytes(), *others
+        return EncodingResult(self.values, len(self.request.token_ids))
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +93,7 @@ class _Step:
 
     @property
     def num_tokens(self) -> int:
-        return sum(group.num_tokens for group in self.groups)
+        return sum(len(group.token_ids) for group in self.groups)
 
     def halves(self) -> list[_Step]:
         """Return the groups as two steps, in the order in which they run."""
@@ -101,12 +102,10 @@ class _Step:
 
 
 @dataclass(slots=True, eq=False)
-class _Group:
-    """Requests with the same result: the sequence of one is computed for all."""
+class _Group(TokenSequence):
+    """Requests with the same result: one sequence is computed for all."""
 
-    items: list[RunningEncoding]
-    sequence: TokenSequence
-    num_tokens: int
+    items: list[RunningEncoding] = field(default_factory=list)
 
 
 class _Flight(NamedTuple):
@@ -161,21 +160,11 @@ class EncodingCore:
                 f"The excluded prompt has {request.num_skipped} of the input's {length} tokens: "
                 "no token is left for the vector."
             )
-        types = request.type_ids if self._model.num_types > 1 else None
-        item = RunningEncoding(
-            TokenSequence(
-                np.fromiter(request.token_ids, np.int32, length),
-                np.array(types, np.int32) if types and any(types) else None,
-                request.num_skipped,
-                request.schema,
-                request.wants_tokens,
-            )
-        )
+        item = RunningEncoding(request)
         if request.priority is None:
             self._waiting.append(item)
         else:
-            item.priority = request.priority
-            insert_by_priority(self._urgent, item, attrgetter("priority"))
+            insert_by_priority(self._urgent, item, attrgetter("request.priority"))
         return item
 
     def step(self) -> list[StepOutput[EncodingResult]] | None:
@@ -195,7 +184,7 @@ class EncodingCore:
         self._steps.popleft()
         self._num_steps += 1
         began = time.perf_counter()
-        launched = attempt(lambda: self._runner.launch([one.sequence for one in step.groups]))
+        launched = attempt(lambda: self._runner.launch(step.groups))
         self._launch_seconds += time.perf_counter() - began
         if isinstance(launched, Failure):
             if not self._flights:
@@ -278,28 +267,40 @@ class EncodingCore:
     def _next_window(self, waiting: deque[RunningEncoding]) -> list[_Group]:
         """Take enough of the first waiting items for a window of steps."""
         left = WINDOW_STEPS * self._step_limit.tokens
+        has_types = self._model.num_types > 1
         groups: dict[Hashable, _Group] = {}
         while waiting and left > 0:
             item = waiting.popleft()
-            key = item.key
+            request = item.request
+            length, num_skipped = len(request.token_ids), request.num_skipped
+            packed = _packer(length)(*request.token_ids)
+            types = None
+            if has_types and request.type_ids is not None and any(request.type_ids):
+                types = np.array(request.type_ids, np.int32)
+            # Bytes alone are the key of most: a tuple takes longer to make and to hash.
+            key: Hashable = packed
+            schema, wants_tokens = request.schema, request.wants_tokens
+            if types is not None or num_skipped or schema is not None or wants_tokens:
+                own_types = None if types is None else types.tobytes()
+                key = (packed, own_types, num_skipped, schema, wants_tokens)
             if (group := groups.get(key)) is not None:
                 group.items.append(item)
                 continue
-            num_tokens = len(item.sequence.token_ids)
-            groups[key] = _Group([item], item.sequence, num_tokens)
-            left -= num_tokens
+            ids = np.frombuffer(packed, np.int32)
+            groups[key] = _Group(ids, types, num_skipped, schema, wants_tokens, [item])
+            left -= length
         return list(groups.values())
 
     def _packed(self, groups: list[_Group]) -> Iterable[_Step]:
         """Yield steps of groups; those that want the outputs of tokens have separate steps."""
-        apart = [group for group in groups if group.sequence.wants_tokens]
+        apart = [group for group in groups if group.wants_tokens]
         if apart:
-            groups = [group for group in groups if not group.sequence.wants_tokens]
+            groups = [group for group in groups if not group.wants_tokens]
             yield from self._packed_alike(apart)
         yield from self._packed_alike(groups)
 
     def _packed_alike(self, groups: list[_Group]) -> Iterable[_Step]:
-        lengths = np.array([group.num_tokens for group in groups], np.int64)
+        lengths = np.array([len(group.token_ids) for group in groups], np.int64)
         steps = pack_steps(lengths, self._step_limit.tokens, self._max_sequences)
         return (_Step([groups[index] for index in step]) for step in steps)
 
@@ -331,7 +332,7 @@ class EncodingCore:
                 outputs.append(StepOutput(item, _NO_TOKENS, is_finished=True))
                 if not is_number:
                     item.error = InternalError("The model's output for this request is not finite.")
-            num_tokens, count = group.num_tokens, len(items)
+            num_tokens, count = len(group.token_ids), len(items)
             num_prompt += num_tokens * count
             num_cached += num_tokens * (count - 1)
         self._prompt_tokens += num_prompt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,8 @@ from .loaded_encoder import LoadedEncoder
 from .pooler import TokenSelection
 
 
-class TokenSequence(NamedTuple):
+@dataclass(slots=True, eq=False)
+class TokenSequence:
     """A sequence's tokens, its segments, what pooling leaves out, and the questions in it.
 
     With `wants_tokens` each token has an output, whatever the model's pooling.

@@ -26,6 +26,6 @@ def test_every_situation_lasts_as_long_as_it_is_timed(
 
     monkeypatch.setattr(scheduler_cost, "Situation", Watched)
     lines = list(table([32], steps_ahead))
-    assert len(lines) == 2 + len(SITUATIONS) == 2 + len(running)
+    assert len(lines) == 2 + len(SITUATIONS) == 3 + len(running)  # texts end with their step
     assert all(count > 10 for count in running)
     assert all("| 0.00 |" not in line for line in lines)

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from tidemill.engine.kernels import host_memory
+from tidemill.engine.kernels.cpu import linear
 from tidemill.engine.kernels.cpu.linear import pack_panels
-from tidemill.engine.kernels.host_memory import WeightBlocks, zeros
+from tidemill.engine.kernels.host_memory import WeightBlocks, reports_free_pages, zeros
 
 MIB = 2**20
 
@@ -35,8 +37,9 @@ def resident_kib() -> int:
 
 
 @pytest.fixture
-def _huge_pages() -> None:
+def _huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip if the system gives no huge pages to a program that requests them."""
+    monkeypatch.setattr(host_memory, "_is_kept_small", lambda: False)
     if sys.platform != "linux":
         pytest.skip("huge pages are requested on Linux")
     block = mmap.mmap(-1, 16 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -66,8 +69,9 @@ def test_weights_share_blocks_which_end_with_the_last_of_them() -> None:
 
 
 @pytest.mark.usefixtures("_huge_pages")
-def test_small_weights_are_packed_into_huge_pages() -> None:
+def test_small_weights_are_packed_into_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is half as large as a huge page; together they fill several."""
+    monkeypatch.setattr(linear, "_weights", WeightBlocks())
     panels = [pack_panels(torch.zeros(512, 512), 1) for _ in range(24)]
     middle = panels[12].data_ptr()
     assert mapped_kib(middle, "AnonHugePages") >= 16 * 1024
@@ -84,3 +88,53 @@ def test_zeros_take_memory_in_huge_pages_when_they_are_written() -> None:
     cache[: 16 * MIB] = 1
     assert mapped_kib(place, "AnonHugePages") - huge >= 12 * 1024
     assert mapped_kib(place, "Rss") - before <= 20 * 1024
+
+
+def test_a_machine_whose_host_takes_memory_back_gets_small_pages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are zeros as well, which take no memory until written, and are freed with the tensor."""
+    if sys.platform != "linux":
+        pytest.skip("huge pages are requested on Linux")
+    monkeypatch.setattr(host_memory, "_is_kept_small", lambda: True)
+    before = resident_kib()
+    cache = zeros((2048 * MIB,), torch.uint8)
+    weight = WeightBlocks().allocate((4 * MIB,), torch.float32)
+    assert resident_kib() - before < 4 * 1024
+    assert not cache[:: 64 * MIB].any()
+    weight.fill_(1)
+    assert float(weight.min()) == 1.0
+    assert mapped_kib(weight.data_ptr() + 8 * MIB, "AnonHugePages") == 0
+    del cache, weight
+    assert resident_kib() - before < 4 * 1024
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(MemoryError, match="1,024 bytes could not be allocated: no room"):
+        zeros((1024,), torch.uint8)
+
+
+def refuse(*_: object) -> None:
+    """Fail as mmap does without memory."""
+    raise OSError(12, "no room")
+
+
+@pytest.mark.parametrize(
+    ("device", "features", "expected"),
+    [
+        ("0x0005", "01100101", True),
+        ("0x0005", "01100001", False),
+        ("0x0002", "00100110", False),
+        ("0x0005", "", False),
+        ("?", "01100101", False),
+    ],
+    ids=["reporting", "another balloon", "a disk", "cut off", "unreadable"],
+)
+def test_free_pages_are_reported_if_the_balloon_has_that_feature(
+    tmp_path: Path, device: str, features: str, *, expected: bool
+) -> None:
+    """Linux writes the feature bits of each virtio device, the lowest first."""
+    assert not reports_free_pages(tmp_path / "missing")
+    assert not reports_free_pages(tmp_path)
+    (tmp_path / "virtio0").mkdir()
+    (tmp_path / "virtio0" / "device").write_text(f"{device}\n", encoding="ascii")
+    (tmp_path / "virtio0" / "features").write_text(f"{features}\n", encoding="ascii")
+    assert reports_free_pages(tmp_path) is expected
