@@ -6,5 +6,5 @@ from bench.kernels.endpoint_cost import BODIES, LINES, measure
 
 
 def test_each_endpoint_and_vendor_has_a_figure() -> None:
-    """A reply that is no answer, or a line that is no request, would fail the measurement."""
+    """A failed reply, or a line that is not a request, would fail the measurement."""
     assert measure(requests=2, rounds=1).keys() == {*BODIES, *LINES}
