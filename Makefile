@@ -17,7 +17,7 @@ endif
 
 ENGINE_EXTRAS := -c constraints.txt -e '.[engine,serve,tables]'
 LOCAL_EXTRAS := -c constraints.txt -e '.[engine,serve,tables,cloud,infra]'
-DEV_EXTRAS := -c constraints.txt -e '.[engine,serve,tables,cloud,infra,dev]'
+DEV_EXTRAS := -c constraints.txt -e '.[engine,serve,tables,pdf,cloud,infra,dev]'
 # Lakes, datasets and distributed engines, about 1 GB; SQLAlchemy is for an Iceberg catalog.
 OPTIONAL_EXTRAS := -c constraints.txt -e '.[datasets,delta,iceberg,ray,daft,spark]' sqlalchemy
 
