@@ -51,6 +51,7 @@ MAY_IMPORT = {
         "llguidance",
         "pydantic",
         "pydantic_core",
+        "pypdfium2",
         "regex",
         "soxr",
     },

@@ -21,7 +21,6 @@ from ..console.terminal import log
 from ..extras import not_installed, require_extras
 from .adapters import local_adapters, lora_modules
 from .demo_model import demo_model
-from .media_objects import ObjectReader
 from .options import EngineOptions
 from .weights import VARIABLE as WEIGHTS_CACHE
 from .weights import local_model, log_progress, s3_addresses, throttled
@@ -271,6 +270,8 @@ def engine_config(options: EngineOptions) -> EngineConfig:
 
 
 def _read_object(options: EngineOptions) -> ReadObject | None:
+    from .media_objects import ObjectReader
+
     allowed = options.allowed_media_buckets
     return ObjectReader(allowed) if allowed else None
 

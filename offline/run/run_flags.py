@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from tidemill.protocol.errors import RequestError
-from tidemill.protocol.routes import known_route
-
 from ..arguments.argument_types import (
     field_names,
     port_number,
@@ -250,6 +247,9 @@ def take_line_url(arguments: argparse.Namespace, file: str) -> str | None:
     if url is None or has_recipe(arguments, file) or format_of(file) not in {None, "jsonl"}:
         return None
     arguments.url = None
+    from tidemill.protocol.errors import RequestError
+    from tidemill.protocol.routes import known_route
+
     try:
         return known_route(url).name
     except RequestError as exc:
