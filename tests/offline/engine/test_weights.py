@@ -39,7 +39,7 @@ LISTING = b"""<?xml version="1.0"?>
 <Contents><Key>m/config.json</Key><Size>2</Size><ETag>"c"</ETag></Contents>
 <Contents><Key>m/model.safetensors</Key><Size>9</Size><ETag>"w"</ETag></Contents>
 </ListBucketResult>"""
-WORKER = ("worker", "--queue", "http://q", "--table", "t", "--bucket", "b")
+WORKER = ("worker", "--queue", "http://q", "--table", "t", "--bucket", "data-bucket")
 RUN = ("run", "--any-model", "-i", "examples/demo.jsonl", "-o")
 COMMAND = (sys.executable, "-m", "tidemill")
 WORKER_FLAGS = (*WORKER, "--control-queue", "http://c")
