@@ -115,6 +115,13 @@ def recorded() -> Iterator[list[Request]]:
     _recording.requests = requests
     try:
         yield requests
+        # A request whose answer came late was sent twice.
+        requests[:] = {
+            (method, target, body): each
+            for each in reversed(requests)
+            for method, target, _, body in [each]
+        }.values()
+        requests.reverse()
     finally:
         del _recording.requests
 

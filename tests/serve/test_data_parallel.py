@@ -24,7 +24,14 @@ def children(place: Place) -> list[int]:
     found = []
     for path in Path(f"/proc/{place.pid}/task").glob("*/children"):
         found += [int(child) for child in path.read_text(encoding="ascii").split()]
-    return [child for child in found if os.getpgid(child) == child]
+    return [child for child in found if _leads_group(child)]
+
+
+def _leads_group(process: int) -> bool:
+    try:
+        return os.getpgid(process) == process
+    except ProcessLookupError:  # it has ended since
+        return False
 
 
 def metric(place: Place, name: str) -> float:

@@ -20,8 +20,6 @@ from tidemill.engine.model.parity.logits import chunked_logits, compared_rows
 from tidemill.engine.model.planning import plan_model
 from tidemill.engine.storage.model_digest import sampled_digest
 
-pytestmark = pytest.mark.usefixtures("proved")
-
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10_000.0,

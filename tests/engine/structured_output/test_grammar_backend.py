@@ -239,8 +239,8 @@ def test_a_schema_of_maximum_depth_and_references_does_not_crash() -> None:
             inner = {"items": inner}
         return inner
 
-    chain = {f"d{i}": nested({"$ref": f"#/$defs/d{i + 1}"}, 45) for i in range(400)}
-    schema = {"$ref": "#/$defs/d0", "$defs": {**chain, "d400": {"type": "string"}}}
+    chain = {f"d{i}": nested({"$ref": f"#/$defs/d{i + 1}"}, 45) for i in range(900)}
+    schema = {"$ref": "#/$defs/d0", "$defs": {**chain, "d900": {"type": "string"}}}
     served = served_schema(schema, "field", SchemaRules())
     with pytest.raises(RequestError, match="too large"):
         GRAMMARS.constraint(constraint_of("json_schema", served))

@@ -13,6 +13,7 @@ from tests.handler.api.rig import answer_to, request_of
 from tests.handler.dashboard.mill import control_running, worker_running
 from tests.handler.dashboard.steps import sign_in
 from tests.handler.intake.rig import MODEL, Cloud, line_of, lines_of
+from tests.long_parameters import with_long
 from tidemill.dashboard.failures import group_errors, read_row
 from tidemill.dashboard.pages import Search
 from tidemill.dashboard.render import render
@@ -59,16 +60,20 @@ def test_hostile_texts_are_shown_and_do_nothing(
 
 @pytest.mark.parametrize(
     "address",
-    [
-        "/../../v1/batches",
-        "/batches/../../../v1/files",
-        "/batches/x/../../../../v1/batches",
-        "/batches/%2e%2e/%2e%2e/%2e%2e/v1/batches",
-        "/batches?after=x&x=<img src=x onerror=alert(5)>",
-        "//evil.test/batches",
-        "/batches/<img src=x onerror=alert(6)>",
-        "view",
-    ],
+    with_long(
+        [
+            "/batches/../../../v1/files",
+            "/batches?after=x&x=<img src=x onerror=alert(5)>",
+            "//evil.test/batches",
+        ],
+        [
+            "/../../v1/batches",
+            "/batches/x/../../../../v1/batches",
+            "/batches/%2e%2e/%2e%2e/%2e%2e/v1/batches",
+            "/batches/<img src=x onerror=alert(6)>",
+            "view",
+        ],
+    ),
 )
 def test_a_made_up_address_leads_to_views_only(
     page: Page, cloud: Cloud, new_key: NewKey, address: str

@@ -231,7 +231,7 @@ def test_a_container_can_do_no_more_than_its_work(any_kind: Compute) -> None:
 
 @pytest.mark.parametrize(
     "named",
-    [":v1.2", pytest.param(f"@sha256:{'0' * 64}", marks=pytest.mark.long)],
+    [pytest.param(":v1.2", marks=pytest.mark.long), f"@sha256:{'0' * 64}"],
 )
 def test_an_image_that_is_there_is_pulled_and_none_is_built(synth: Synth, named: str) -> None:
     """It is named by tag or digest; the role may pull only from its repository."""

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,14 @@ class _Kept:
 
     def __init__(self, served: Any) -> None:
         self._served = served
+        self.num_closed = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._served, name)
 
     def close(self) -> None:
         """Leave the engine to the next run."""
+        self.num_closed += 1
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +75,7 @@ def kept(second: str) -> Iterator[dict[tuple[EngineConfig, tuple[str, ...]], _Ke
     with ExitStack() as stack:
         for model, names in ((FIRST, (FIRST,)), (FIRST, (FIRST, "*")), (second, (second, "*"))):
             config = engine_config(options_from(parse(["run", "in.jsonl", "--model", model])))
+            config = replace(config, admission="arrival")  # as a plan sets it
             served = load_engine(config, served_names=names, chat_template=None)
             engines[config, names] = _Kept(stack.enter_context(closing(served)))
         yield engines
@@ -113,7 +117,11 @@ def _table(path: Path) -> list[dict[str, Any]]:
 
 
 def test_the_unsure_rows_of_a_table_are_decided_by_the_second_model(
-    table: Path, second: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    table: Path,
+    second: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kept: dict[Any, _Kept],
 ) -> None:
     """Each row equals that of its model alone, and the card compares both with the cascade."""
     ask = (str(table), *ASK, "--prompt", "{{ text }}")
@@ -123,7 +131,9 @@ def test_the_unsure_rows_of_a_table_are_decided_by_the_second_model(
     target = tmp_path / "out.parquet"
     escalate = ("--escalate", second, "--escalate-below", BELOW, "--price-per-hour", "2")
     gold = ("--gold", "town=gold")
+    num_closed = sum(engine.num_closed for engine in kept.values())
     assert _run(*ask, "-o", target, *escalate, *gold, "--card-markdown") == 0
+    assert sum(engine.num_closed for engine in kept.values()) == num_closed + 2
     firsts, seconds = (_table(path) for path in alone.values())
     chosen = [min(row["town_confidence"], row["size_confidence"]) < BELOW for row in firsts]
     assert 0 < sum(chosen) < NUM_ROWS

@@ -218,7 +218,7 @@ def test_an_engine_of_several_that_hangs_is_started_again(
     source = write_input(*(line(str(n), **body) for n, body in enumerate(bodies)))
     out = tmp_path / "out"
     flags = ["--model", str(demo.MODEL_PATH), "--device", "cpu", "-dp", "2"]
-    flags += ["--stall-seconds", "1"]
+    flags += ["--stall-seconds", "2"]
     assert main(["run", "-i", str(source), "-o", str(out), "--no-card", *flags]) == 0
     written = rows(out)
     assert len(written) == len(bodies)

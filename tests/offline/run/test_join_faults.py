@@ -19,7 +19,7 @@ ONE_IN = 151
 
 
 @pytest.mark.parametrize("one_in", [ONE_IN, pytest.param(1, marks=pytest.mark.long)])
-@pytest.mark.parametrize("flags", with_long([["--remove"]], [[], ["-i", "in.jsonl"]]))
+@pytest.mark.parametrize("flags", with_long([["--remove"], ["-i", "in.jsonl"]], [[]]))
 def test_a_join_that_fails_leaves_the_shards(  # noqa: PLR0917 - fixtures and cases
     run: Any,
     write_input: Callable[..., Path],

@@ -23,8 +23,6 @@ from tests.engine.model.encoders.small_encoders import (
 from tidemill.engine.model.encoders.causal import CausalEncoder
 from tidemill.engine.scheduling.encoding import EncodingRequest
 
-pytestmark = pytest.mark.usefixtures("proved")
-
 DECODER = {"num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 512}
 GEMMA = {**DECODER, "sliding_window": 24, "query_pre_attn_scalar": 16, "sliding_window_pattern": 2}
 DECODERS: dict[str, dict[str, Any]] = {
