@@ -39,7 +39,7 @@ def test_active_batches_are_those_of_the_tenant(run: Run, deployment: Deployment
 def test_places_of_other_versions_are_read_as_far_as_known(
     run: Run, deployment: Deployment
 ) -> None:
-    """Those with too few fields have no place; the smaller place comes first."""
+    """A batch with too few fields has no place; the smaller place comes first."""
     tenant = new_tenant()
     batch = run(deployment.table.create_batch(make_batch(deployment, tenant=tenant)))
     place = (0, batch.expires_at, batch.created_at)
