@@ -10,8 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cache
-from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ from ..model.encoders.loaded_encoder import LoadedEncoder
 from ..scheduling.encoding import EncodingRequest, EncodingResult
 from ..scheduling.step_budget import StepTokenLimit
 from ..scheduling.step_failures import HALF, NO_ATTEMPTS, Attempts, Reliability
-from .core import StepOutput, insert_by_priority
+from .core import StepOutput, UrgentQueue
 from .cuda_graphs import Capture
 from .device_health import Failure, attempt, probe, refuse_machine_failure, run_canaries
 from .encoder_runner import EncoderRunner, LaunchedEncoding
@@ -115,6 +114,9 @@ class _Flight(NamedTuple):
     launched: LaunchedEncoding
 
 
+_Waiting: TypeAlias = "deque[RunningEncoding] | UrgentQueue[RunningEncoding]"
+
+
 class EncodingCore:
     """Sequences in through `add`, the model's values out of `step`.
 
@@ -139,7 +141,7 @@ class EncodingCore:
         self._failed: tuple[_Step, Failure] | None = None  # after the steps in flight
         self._step_limit = StepTokenLimit(max_tokens)
         self._waiting: deque[RunningEncoding] = deque()
-        self._urgent: deque[RunningEncoding] = deque()  # interactive ones that wait
+        self._urgent: UrgentQueue[RunningEncoding] = UrgentQueue()
         self._steps: deque[_Step] = deque()  # the remaining steps of the window
         self._reliability = Reliability()
         self._num_running = 0
@@ -164,7 +166,7 @@ class EncodingCore:
         if request.priority is None:
             self._waiting.append(item)
         else:
-            insert_by_priority(self._urgent, item, attrgetter("request.priority"))
+            self._urgent.append(request.priority, item)
         return item
 
     def step(self) -> list[StepOutput[EncodingResult]] | None:
@@ -198,7 +200,7 @@ class EncodingCore:
     def abort(self, unwanted: AbstractSet[object]) -> None:
         """Drop items at any stage; they yield no more events."""
         self._waiting = deque(item for item in self._waiting if item not in unwanted)
-        self._urgent = deque(item for item in self._urgent if item not in unwanted)
+        self._urgent.remove(unwanted)
         failed = () if self._failed is None else (self._failed[0],)
         for step in (*self._steps, *failed, *(flight.step for flight in self._flights)):
             for group in step.groups:
@@ -257,14 +259,14 @@ class EncodingCore:
             step.groups = [group for group in step.groups if group.items]
         self._steps = deque(step for step in self._steps if step.groups)
 
-    def _admit(self, waiting: deque[RunningEncoding]) -> None:
+    def _admit(self, waiting: _Waiting) -> None:
         """Run the first waiting items next."""
         num_waiting = len(waiting)
         packed = list(self._packed(self._next_window(waiting)))
         self._steps.extendleft(reversed(packed))
         self._num_running += num_waiting - len(waiting)
 
-    def _next_window(self, waiting: deque[RunningEncoding]) -> list[_Group]:
+    def _next_window(self, waiting: _Waiting) -> list[_Group]:
         """Take enough of the first waiting items for a window of steps."""
         left = WINDOW_STEPS * self._step_limit.tokens
         has_types = self._model.num_types > 1

@@ -10,7 +10,6 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, islice
-from operator import attrgetter
 from typing import Any
 
 from numpy.typing import NDArray
@@ -23,7 +22,7 @@ from ..model.speech.architecture import WhisperTokens
 from ..model.speech.runner import SpeechRunner
 from ..scheduling.speech import SpeechRequest, SpeechResult
 from ..scheduling.step_failures import HALF, Attempts, Reliability
-from .core import StepOutput, insert_by_priority
+from .core import StepOutput, UrgentQueue
 from .device_health import Failure, attempt, probe, refuse_machine_failure
 from .recording import Recording, Transcriber, Window
 from .speech_steps import Flight, SpeechSteps
@@ -73,7 +72,7 @@ class SpeechCore:
         self._num_slots = num_slots
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._waiting: deque[Recording] = deque()
-        self._urgent: deque[Recording] = deque()  # interactive ones that wait
+        self._urgent: UrgentQueue[Recording] = UrgentQueue()
         self._running: list[Window] = []
         self._suspects: deque[_Suspects] = deque()
         self._reliability = Reliability()
@@ -118,7 +117,7 @@ class SpeechCore:
     def abort(self, unwanted: AbstractSet[object]) -> None:
         """Drop recordings at any stage; they yield no more events."""
         self._waiting = deque(one for one in self._waiting if one not in unwanted)
-        self._urgent = deque(one for one in self._urgent if one not in unwanted)
+        self._urgent.remove(unwanted)
         for group in self._suspects:
             group.windows = [one for one in group.windows if one.recording not in unwanted]
         self._suspects = deque(group for group in self._suspects if group.windows)
@@ -143,9 +142,11 @@ class SpeechCore:
         )
 
     def _queue(self, recording: Recording, *, is_first: bool = False) -> None:
-        if recording.request.priority is not None:
-            priority_of = attrgetter("request.priority")
-            insert_by_priority(self._urgent, recording, priority_of, is_first=is_first)
+        priority = recording.request.priority
+        if priority is not None and is_first:
+            self._urgent.appendleft(priority, recording)
+        elif priority is not None:
+            self._urgent.append(priority, recording)
         elif is_first:
             self._waiting.appendleft(recording)
         else:

@@ -181,53 +181,60 @@ class UrgentFirst:
 
     def __init__(self, lines: Admission, num_running_of: Mapping[str, int] | None = None) -> None:
         self._num_running_of = {} if num_running_of is None else num_running_of
-        self._urgent: dict[int, RoundRobin] = {}  # by priority, of those that are not empty
+        self._urgent: dict[int, RoundRobin] = {}  # by priority, those that are not empty
+        self._priorities: list[int] = []  # a heap
+        self._num_urgent = 0
         self._lines = lines
 
     def __len__(self) -> int:
         """Return the number of waiting sequences."""
-        return sum(map(len, self._urgent.values())) + len(self._lines)
+        return self._num_urgent + len(self._lines)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence with others of its kind."""
-        self._queue_of(sequence).add(sequence)
+        if sequence.request.priority is None:
+            self._lines.add(sequence)
+        else:
+            self._add_urgent(sequence.request.priority, sequence)
 
     def requeue(self, sequence: Sequence) -> None:
         """Queue a sequence again with others of its kind."""
-        self._queue_of(sequence).requeue(sequence)
+        if sequence.request.priority is None:
+            self._lines.requeue(sequence)
+        else:
+            self._add_urgent(sequence.request.priority, sequence)
 
     def peek(self) -> Sequence | None:
         """Return the next interactive sequence, or else the next row of a file."""
-        return self._next_queue.peek()
+        first = self._urgent[self._priorities[0]] if self._priorities else self._lines
+        return first.peek()
 
     def pop(self) -> Sequence:
         """Remove what `peek` returned, and return it."""
-        sequence = self._next_queue.pop()
-        self._forget_empty()
+        if not self._priorities:
+            return self._lines.pop()
+        first = self._urgent[self._priorities[0]]
+        sequence = first.pop()
+        self._num_urgent -= 1
+        if not len(first):
+            del self._urgent[heappop(self._priorities)]
         return sequence
 
     def remove(self, unwanted: AbstractSet[object]) -> None:
         """Remove waiting sequences that are in `unwanted`."""
         for queue in self._urgent.values():
             queue.remove(unwanted)
-        self._forget_empty()
+        self._urgent = {number: queue for number, queue in self._urgent.items() if len(queue)}
+        self._priorities = sorted(self._urgent)
+        self._num_urgent = sum(map(len, self._urgent.values()))
         self._lines.remove(unwanted)
 
-    def _queue_of(self, sequence: Sequence) -> Admission:
-        priority = sequence.request.priority
-        if priority is None:
-            return self._lines
-        if priority not in self._urgent:
-            self._urgent[priority] = RoundRobin(self._num_running_of)
-        return self._urgent[priority]
-
-    @property
-    def _next_queue(self) -> Admission:
-        return self._urgent[min(self._urgent)] if self._urgent else self._lines
-
-    def _forget_empty(self) -> None:
-        for priority in [number for number, queue in self._urgent.items() if not len(queue)]:
-            del self._urgent[priority]
+    def _add_urgent(self, priority: int, sequence: Sequence) -> None:
+        if (queue := self._urgent.get(priority)) is None:
+            queue = self._urgent[priority] = RoundRobin(self._num_running_of)
+            heappush(self._priorities, priority)
+        queue.add(sequence)
+        self._num_urgent += 1
 
 
 class _PromptKey(NamedTuple):

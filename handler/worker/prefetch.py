@@ -39,6 +39,8 @@ class Prefetch:
         self._max_lines = 0.0
         self._max_shards = self._few_shards
         self._is_filling = True
+        self._is_begun = False  # the present fill has a shard
+        self._has_enough = False
         self._updated_at = float("-inf")
         self._orders: dict[str, LineOrder] = {}
         self._numbers = count()
@@ -46,8 +48,10 @@ class Prefetch:
     def wants_shard(self, max_inflight: int) -> bool:
         """Return whether to claim another shard; that many waiting lines keep the engines full."""
         num_waiting = sum(run.num_waiting for run in self._runs)
+        self._has_enough = num_waiting >= max_inflight
         if num_waiting < max(max_inflight, _REFILL_SHARE * self._max_lines):
-            self._orders = self._orders if self._is_filling else {}
+            if not self._is_filling:
+                self._orders, self._is_begun = {}, False
             self._is_filling = True
         elif num_waiting >= self._max_lines:
             self._is_filling = False
@@ -56,8 +60,14 @@ class Prefetch:
             most = min(most, self._max_shards)
         return self._is_filling and len(self._runs) < most
 
+    @property
+    def is_ahead(self) -> bool:
+        """Return whether the next shard is prefetched: not the first of a fill, nor needed yet."""
+        return self._is_begun and self._has_enough
+
     def order_of(self, batch_id: str) -> LineOrder:
-        """Return the order of the shards of a batch that are claimed now."""
+        """Return the order of the shards of a batch that are claimed now, for one of them."""
+        self._is_begun = True
         if batch_id not in self._orders:
             self._orders[batch_id] = LineOrder(next(self._numbers))
         return self._orders[batch_id]

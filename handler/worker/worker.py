@@ -333,7 +333,8 @@ class Worker:
                 await run.message.take_over(message)
                 return
         owner = f"{self._id}-{next(self._num_claims)}"
-        claim = await claim_shard(self._context, message, owner=owner)
+        is_prefetch = self._prefetch.is_ahead
+        claim = await claim_shard(self._context, message, owner=owner, is_prefetch=is_prefetch)
         if claim is None:
             return
         order = self._prefetch.order_of(claim.batch.id)

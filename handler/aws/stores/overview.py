@@ -11,24 +11,22 @@ from tidemill.batch.model import Batch
 from ..calls import Operation
 from ..items import load
 from .shards import batch_key
-from .store import META, Store
+from .store import META, Store, present
 from .table import ACTIVE, id_of_active
 
 _CURSOR: Final = {"pk": "REAPER", "sk": META}
+_MAX_PAGES: Final = 2
 
 
 class BatchPlace(NamedTuple):
-    """Place of an active batch in the order of its tenant's batches; times are Unix seconds."""
+    """Place of an active batch in the order of its tenant's batches; times are Unix seconds.
+
+    The smaller of two comes first. Batches with the same place keep the order of the queue.
+    """
 
     priority: int
     expires_at: int
     created_at: int
-
-    def is_before(self, other: BatchPlace) -> bool:
-        """Return whether the batch comes before another, against the order of their creation."""
-        if self.priority != other.priority:
-            return self.priority < other.priority
-        return self.expires_at < other.expires_at and self.created_at >= other.created_at
 
 
 class Overview(Store):
@@ -50,13 +48,23 @@ class Overview(Store):
     def list_places(self, tenant: str) -> Operation[dict[str, BatchPlace]]:
         """Return the places of the tenant's batches that have not ended, by ID.
 
-        Those that an earlier version created have none.
+        It reads at most two pages, which may be a moment old. Batches that an earlier version
+        created have no place; a later version may store further fields.
         """
-        listed = yield from self.query(ACTIVE, f"{tenant}#", ("sk", "place"))
+        listed: list[dict[str, Any]] = []
+        after = None
+        for _ in range(_MAX_PAGES):
+            items, after = yield from self.query_page(
+                ACTIVE, f"{tenant}#", ("sk", "place", "expires"), after=after, is_consistent=False
+            )
+            listed += present(items)
+            if after is None:
+                break
+        num_fields = len(BatchPlace._fields)
         return {
-            id_of_active(item["sk"]): BatchPlace(*map(int, item["place"]))
+            id_of_active(item["sk"]): BatchPlace(*map(int, item["place"][:num_fields]))
             for item in listed
-            if "place" in item
+            if len(item.get("place", ())) >= num_fields
         }
 
     def get_batches(self, batch_ids: Iterable[str]) -> Operation[dict[str, dict[str, Any]]]:

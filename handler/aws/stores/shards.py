@@ -123,6 +123,41 @@ class ShardStore(LiveStore):
             if after is None or len(found) >= limit:
                 return found[:limit]
 
+    def list_some_pending(self, batch_id: str, start: int) -> Operation[list[int]]:
+        """Return numbers of shards that are not done, from two pages, which may be a moment old.
+
+        They begin at number `start`, and continue with the first shard after the last.
+        """
+        found: list[int] = []
+        low, high, after = start, _LAST_SHARD, None
+        for _ in range(2):
+            bounds = {
+                ":pk": f"BATCH#{batch_id}",
+                ":first": _shard_name(low),
+                ":last": _shard_name(high),
+                ":pending": str(ShardStatus.PENDING),
+            }
+            response = yield Call(
+                "dynamodb",
+                "query",
+                {
+                    "TableName": self.name,
+                    "KeyConditionExpression": "pk = :pk AND sk BETWEEN :first AND :last",
+                    "FilterExpression": "#status = :pending",
+                    "ProjectionExpression": "sk",
+                    "ExpressionAttributeNames": {"#status": "status"},
+                    "ExpressionAttributeValues": to_item(bounds),
+                    **({"ExclusiveStartKey": after} if after else {}),
+                },
+            )
+            found += [_number_in(item["sk"]["S"]) for item in response["Items"]]
+            after = response.get("LastEvaluatedKey")
+            if not after and not start:
+                break
+            if not after:
+                low, high = 0, start - 1
+        return found
+
     def claim(
         self,
         batch_id: str,

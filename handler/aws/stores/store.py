@@ -88,6 +88,7 @@ class Store:
         *,
         after: Mapping[str, Any] | None = None,
         having: Mapping[str, object] | None = None,
+        is_consistent: bool = True,
     ) -> Operation[tuple[list[Mapping[str, Any]], Mapping[str, Any] | None]]:
         """Return a page of raw items, up to a megabyte read, and the key to continue after.
 
@@ -102,7 +103,7 @@ class Store:
                 {":pk": partition, ":prefix": prefix}
                 | {f":{name}": value for name, value in wanted.items()}
             ),
-            "ConsistentRead": True,
+            "ConsistentRead": is_consistent,
         }
         if only:
             arguments["ProjectionExpression"] = ", ".join(f"#{name}" for name in only)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Mapping
 from functools import partial
@@ -13,7 +12,7 @@ from tidemill.batch.states import Status
 
 from ...aws.items import dump, load
 from ...aws.queues import MAX_DELAY_SECONDS, advance_message, shard_message
-from ...errors import ConditionFailed, LeaseLost
+from ...errors import AwsError, ConditionFailed, LeaseLost
 from ...lifecycle.finish import abandon
 from ...observability import Metric, logger
 from ..context.context import KnownPause, WorkerContext
@@ -22,6 +21,7 @@ from .message import ShardMessage, ShardTarget
 _MAX_JITTER_SECONDS = 5.0
 # A batch with thousands of shards is not read again for each of their messages.
 _PAUSE_KNOWN_SECONDS = 60.0
+_END_KNOWN_SECONDS = 3600.0  # of one whose record does not expire yet
 _FEW_SHARDS = 100
 # Claims of shards that come first, before the message's own.
 _MAX_TRIES = 3
@@ -36,11 +36,14 @@ class Claim(NamedTuple):
     sent_at: float
 
 
-async def claim_shard(context: WorkerContext, message: ShardMessage, *, owner: str) -> Claim | None:
+async def claim_shard(
+    context: WorkerContext, message: ShardMessage, *, owner: str, is_prefetch: bool = False
+) -> Claim | None:
     """Claim the shard that a message names.
 
     Returns None if there is nothing to run: the message has then been handled. `owner` is unique to
-    this claim. Raises AwsError; the message then reappears after its visibility timeout.
+    this claim. Raises AwsError; the message then reappears after its visibility timeout. A
+    prefetch is a claim while enough lines wait to keep the engines full.
     """
     target = message.target
     if target is None:
@@ -55,7 +58,7 @@ async def claim_shard(context: WorkerContext, message: ShardMessage, *, owner: s
     if known is not None and (now := context.wall()) < known.known_until:
         await message.resend(min(MAX_DELAY_SECONDS, known.until - now))
         return None
-    first = await _claim_first(context, message, target, owner)
+    first = await _claim_first(context, message, target, owner, is_prefetch=is_prefetch)
     if first is not None:
         return first
     table = context.deployment.table
@@ -74,7 +77,7 @@ async def claim_shard(context: WorkerContext, message: ShardMessage, *, owner: s
         _emit_queue_wait(context, message, batch)
         return Claim(shard, batch, message, sent_at)
     if batch is not None and (batch.is_terminal or batch.winds_up_since is not None):
-        context.ended_batches[batch.id] = math.inf if batch.expires is None else batch.expires
+        _note_end(context, batch)
     await _give_back(context, message, shard, reason or "the batch does not exist")
     return None
 
@@ -94,7 +97,12 @@ async def _claim(context: WorkerContext, target: ShardTarget, owner: str) -> Sha
 
 
 async def _claim_first(
-    context: WorkerContext, message: ShardMessage, target: ShardTarget, owner: str
+    context: WorkerContext,
+    message: ShardMessage,
+    target: ShardTarget,
+    owner: str,
+    *,
+    is_prefetch: bool,
 ) -> Claim | None:
     """Claim a shard that comes before the message's, which is then sent again; None without one."""
     if message.group is None or target.is_escalated:
@@ -108,6 +116,7 @@ async def _claim_first(
             tenant=message.group,
             model=context.model,
             now=context.wall(),
+            is_prefetch=is_prefetch,
         )
         if found is None:
             return None
@@ -116,12 +125,17 @@ async def _claim_first(
             shard = await _claim(context, first, owner)
         except ConditionFailed:  # another worker was faster
             continue
-        batch = await context.retry(partial(deployment.table.get_batch, first.batch_id))
-        reason = skip_reason(batch, shard, context.wall(), deployment.settings.max_attempts)
-        if batch is None or reason is not None or batch.pause_at(context.wall()):
+        try:
+            batch = await context.retry(partial(deployment.table.get_batch, first.batch_id))
+            reason = skip_reason(batch, shard, context.wall(), deployment.settings.max_attempts)
+            if batch is None or reason is not None or batch.pause_at(context.wall()):
+                context.precedence.drop(message.group, first.batch_id)
+                await _release(context, shard, attempts=shard.attempts - 1)
+                return None
+            await message.resend()
+        except AwsError:  # no message of the shard is held, whose timeout would repeat the claim
             await _release(context, shard, attempts=shard.attempts - 1)
-            return None
-        await message.resend()
+            raise
         logger.info("another batch comes first", batch_id=batch.id, shard=shard.number)
         return Claim(shard, batch, ShardMessage.unheld(context, first, message.group), sent_at)
     return None
@@ -254,15 +268,26 @@ async def _advance_if_decided(context: WorkerContext, batch: Batch) -> None:
 
 
 async def advance_if_done(context: WorkerContext, batch_id: str) -> bool:
-    """Return whether a running batch has no shard left; if so, send a message to advance it."""
+    """Return whether a running batch has no shard left; if so, send a message to advance it.
+
+    Once it has none, or has ended, its other messages are dropped without a read.
+    """
     batch = await context.aws.run(context.deployment.table.get_batch(batch_id))
+    if batch is not None and (batch.is_terminal or batch.winds_up_since is not None):
+        _note_end(context, batch)
     if batch is None or batch.status is not Status.IN_PROGRESS:
         return False
     is_done = await context.aws.run(context.deployment.table.count_left(batch)) == 0
     if is_done:
+        _note_end(context, batch)
         message = advance_message(batch_id)
         await context.aws.run(context.deployment.control.send(message, group=batch.tenant))
     return is_done
+
+
+def _note_end(context: WorkerContext, batch: Batch) -> None:
+    known_until = context.wall() + _END_KNOWN_SECONDS if batch.expires is None else batch.expires
+    context.ended_batches[batch.id] = known_until
 
 
 async def note_engine(context: WorkerContext, batch: Batch, engine: EngineInfo) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.engine.scheduling.counted_priority import CountedPriority
 from tidemill.engine.errors import DeviceFailed
 from tidemill.engine.kernels.attention import AttentionBackend, AttentionShape
 from tidemill.engine.kernels.reference import ReferenceAttention
@@ -354,6 +355,19 @@ def test_interactive_requests_are_encoded_before_earlier_rows() -> None:
     assert work.stats().waiting == 2
     finished(work)
     assert network.steps == [[[1, 1, 1]], [[7, 7], [8]], [[2, 2, 2]], [[3, 3, 3]]]
+
+
+def test_a_request_is_queued_in_few_comparisons_however_many_wait() -> None:
+    """Requests of a lower number pass a long queue at once, and run first."""
+    work, network = core(max_tokens=1)
+    with CountedPriority.counting() as count:
+        for priority in (3, 1, 2):
+            for _ in range(300):
+                work.add(EncodingRequest([priority], priority=CountedPriority(priority)))
+    assert count() < 900
+    finished(work)
+    assert network.steps[0] == [[1]]
+    assert work.stats().waiting == 0
 
 
 def test_an_interactive_request_may_leave_before_it_runs() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.engine.scheduling.counted_priority import CountedPriority
 from tests.engine.scheduling.yard import PAGE, Yard, expected_tokens, long
 from tidemill.engine.scheduling.admission import (
     ArrivalOrder,
@@ -53,6 +55,28 @@ def test_the_lowest_priority_starts_first_and_equal_ones_in_turn() -> None:
     assert len(order) == 5
     assert [order.pop().arrival for _ in range(5)] == [4, 0, 3, 2, 1]
     assert (len(order), order.peek()) == (0, None)
+
+
+@pytest.mark.parametrize("num_priorities", [1, 1000])
+def test_a_sequence_costs_few_comparisons_however_many_priorities_wait(num_priorities: int) -> None:
+    """Sequences also start in order after some were removed."""
+    order = UrgentFirst(ArrivalOrder())
+    numbers = [number % num_priorities for number in range(1000)]
+    random.Random(0).shuffle(numbers)
+    with CountedPriority.counting() as count:
+        for arrival, number in enumerate(numbers):
+            request = SequenceRequest([1], 1, priority=CountedPriority(number))
+            order.add(Sequence(request, arrival))
+        first = order.peek()
+        assert first is not None
+        order.remove({first})
+        started = []
+        while (sequence := order.peek()) is not None:
+            assert len(order) == len(numbers) - 1 - len(started)
+            started.append(sequence.request.priority)
+            assert order.pop() is sequence
+    assert [first.request.priority, *started] == sorted(numbers)
+    assert count() < (40 * len(numbers) if num_priorities > 1 else 10)
 
 
 def test_the_highest_priority_number_gives_up_its_pages_first() -> None:

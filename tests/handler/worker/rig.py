@@ -150,6 +150,8 @@ class Rig:
         tenant: str = "owner",
         escalation: Escalation | None = None,
         priority: int = 0,
+        age_seconds: int = 0,
+        model: str = MODEL,
     ) -> Work:
         """Make a batch of lines with these bodies, or of these bytes, that is in progress."""
         lines = [
@@ -174,9 +176,9 @@ class Rig:
             "file-x",
             Options(priority=priority),
             Outputs("o", "e", "r"),
-            created_at=now,
+            created_at=now - age_seconds,
             expires_at=now + expires_in_seconds,
-            model=MODEL,
+            model=model,
             escalation=escalation,
         )
         shards = list(cut(batch.id, lines, shard_lines))

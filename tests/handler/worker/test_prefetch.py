@@ -203,8 +203,15 @@ async def test_shards_are_prefetched_once_little_waits(context: WorkerContext, r
     for num_waiting in (4, 159, 160, 100, 20, 19, 100, 160):
         runs[0] = runs[0]._replace(num_waiting=num_waiting)
         wanted[num_waiting] = prefetch.wants_shard(1)
+    assert not prefetch.is_ahead
+    runs[0] = runs[0]._replace(num_waiting=19)
+    assert prefetch.wants_shard(1)
+    assert not prefetch.is_ahead  # no shard of this fill was claimed
     assert wanted == {4: True, 159: True, 160: False, 100: True, 20: False, 19: True}
     assert prefetch.order_of(batch.id) is not first
+    assert prefetch.is_ahead
+    assert prefetch.wants_shard(20)
+    assert not prefetch.is_ahead  # the engines need it
 
 
 async def test_a_worker_prefetches_and_loses_nothing(

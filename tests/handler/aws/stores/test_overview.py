@@ -36,6 +36,47 @@ def test_active_batches_are_those_of_the_tenant(run: Run, deployment: Deployment
     assert run(deployment.overview.list_active("unknown")) == []
 
 
+def test_places_of_other_versions_are_read_as_far_as_known(
+    run: Run, deployment: Deployment
+) -> None:
+    """A batch with too few fields has no place; the smaller place comes first."""
+    tenant = new_tenant()
+    batch = run(deployment.table.create_batch(make_batch(deployment, tenant=tenant)))
+    place = (0, batch.expires_at, batch.created_at)
+    assert run(deployment.overview.list_places(tenant)) == {batch.id: place}
+    operation = deployment.overview.list_places("t")
+    fields = {"a": [1, 2, 3, "later"], "b": [-1, 9, 9], "c": [1, 2], "d": [], "e": [0, 5, 6]}
+    items = [to_item({"sk": f"t#{name}", "place": fields[name]}) for name in fields]
+    items += [to_item({"sk": "t#f"}), to_item({"sk": "t#g", "place": [0, 0, 0], "expires": 1})]
+    found = answered(operation, {"Items": items})
+    assert sorted(found, key=found.__getitem__) == ["b", "e", "a"]
+
+
+def test_two_pages_of_places_are_read(deployment: Deployment) -> None:
+    """A tenant with tens of thousands of active batches does not slow its workers down."""
+    operation = deployment.overview.list_places("t")
+    pages = [
+        {
+            "Items": [to_item({"sk": f"t#{number}", "place": [0, 0, number]})],
+            "LastEvaluatedKey": {"sk": {"S": f"t#{number}"}},
+        }
+        for number in range(2)
+    ]
+    assert [*answered(operation, *pages)] == ["0", "1"]
+
+
+def answered(operation: Operation[Any], *responses: dict[str, Any]) -> Any:
+    """Return the result of an operation whose reads, which may be old, get these responses."""
+    call = next(operation)
+    for response in responses:
+        assert call.arguments["ConsistentRead"] is False
+        try:
+            call = operation.send(response)
+        except StopIteration as end:
+            return end.value
+    raise AssertionError
+
+
 def test_more_batches_than_one_call_takes_are_all_found(run: Run, deployment: Deployment) -> None:
     """A hundred keys are the most of one, and some may come back undone."""
     tenant = new_tenant()

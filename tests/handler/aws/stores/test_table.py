@@ -279,6 +279,15 @@ def test_shards_are_listed_over_pages(run: Run, deployment: Deployment) -> None:
     waiting = run(deployment.table.list_waiting(batch.id, {0, 18}, 17))
     assert waiting == [*range(1, 18)]
     assert run(deployment.table.list_waiting(batch.id, {*range(19)}, 5)) == [19]
+    some = run(deployment.table.list_some_pending(batch.id, 17))
+    assert some[:13] == [17, 18, 19, *range(10)]
+    assert run(deployment.table.list_some_pending(batch.id, 0)) == [*range(20)]
+    operation = deployment.table.list_some_pending(batch.id, 17)
+    page = {"Items": [{"sk": {"S": "SHARD#0000017"}}], "LastEvaluatedKey": {"sk": {"S": "x"}}}
+    assert "ConsistentRead" not in next(operation).arguments
+    assert operation.send(page).arguments["ExclusiveStartKey"] == page["LastEvaluatedKey"]
+    with pytest.raises(StopIteration, match="17, 17"):  # the third page is not read
+        operation.send(page)
 
 
 def test_live_shards_are_counted_over_pages(run: Run, deployment: Deployment) -> None:

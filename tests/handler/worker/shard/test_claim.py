@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 import pytest_asyncio
 
-from tests.handler.worker.rig import Rig, Work
+from tests.handler.worker.rig import Rig, Work, well
 from tidemill.batch.model import EngineInfo, ShardStatus
 from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
@@ -20,8 +20,11 @@ from tidemill.handler.aws.queues import Message, shard_message
 from tidemill.handler.aws.stores.overview import Overview
 from tidemill.handler.errors import AwsError
 from tidemill.handler.worker.context.context import WorkerContext
+from tidemill.handler.worker.context.precedence import Precedence
 from tidemill.handler.worker.shard.claim import Claim, claim_shard, note_engine
+from tidemill.handler.worker.shard.line_order import LineOrder
 from tidemill.handler.worker.shard.message import ShardMessage, ShardTarget, parse_target
+from tidemill.handler.worker.shard.shard_run import ShardRun
 
 GOOD: dict[str, Any] = {}
 
@@ -373,12 +376,14 @@ async def test_messages_of_a_paused_batch_are_put_off(
     assert await claim(later)
 
 
-async def claim_for(context: WorkerContext, work: Work, shard: int = 0) -> Claim | None:
+async def claim_for(
+    context: WorkerContext, work: Work, shard: int = 0, *, is_prefetch: bool = False
+) -> Claim | None:
     """Claim what a message of the tenant rings for, each time as another owner."""
     await context.aws.run(context.queue.send(shard_message(work.id, shard), group="owner"))
     [received] = await context.aws.run(context.queue.receive(visibility_seconds=30))
     message = ShardMessage(context, received._replace(group="owner"))
-    return await claim_shard(context, message, owner=uuid4().hex)
+    return await claim_shard(context, message, owner=uuid4().hex, is_prefetch=is_prefetch)
 
 
 def claimed_of(claim: Claim | None) -> tuple[str, int]:
@@ -458,3 +463,180 @@ async def test_a_worker_without_the_order_claims_what_messages_announce(
     work = rig.batch(GOOD, rings=False)
     rig.batch(GOOD, rings=False, priority=-1)
     assert claimed_of(await claim_for(context, work)) == (work.id, 0)
+
+
+async def test_an_older_batch_with_an_earlier_deadline_comes_first(
+    rig: Rig, context: WorkerContext
+) -> None:
+    """Its messages may be behind those of a later batch, because they were sent again."""
+    first = rig.batch(GOOD, rings=False, expires_in_seconds=1800, age_seconds=60)
+    later = rig.batch(GOOD, rings=False)
+    assert claimed_of(await claim_for(context, later)) == (first.id, 0)
+    assert claimed_of(await claim_for(context, later)) == (later.id, 0)
+
+
+async def test_a_shard_whose_run_failed_waits_for_its_message(
+    rig: Rig, context: WorkerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would use up its attempts in seconds; one that was only returned is claimed."""
+    later = rig.batch(*[GOOD] * 2, shard_lines=1, rings=False)
+    first = rig.batch(*[GOOD] * 2, shard_lines=1, rings=False, priority=-1)
+    returned = first.claim(1)
+    release = rig.deployment.table.release
+    rig.run(release(returned, progress=Progress(), suspects=(), quarantined=(), attempts=0))
+    claims = [await claim_for(context, later) for _ in range(2)]
+    assert {claimed_of(claimed) for claimed in claims} == {(first.id, 0), (first.id, 1)}
+
+    async def fail(_: ShardRun) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(ShardRun, "_open", fail)
+    for claimed in claims:
+        assert claimed is not None
+        await ShardRun(claimed, context, LineOrder(0), lambda: None, well).work()
+    assert [first.shard(number).attempts for number in (0, 1)] == [1, 1]
+    assert first.is_free
+    rig.messages(rig.queue)
+    uninformed = replace(context, precedence=Precedence())
+    assert claimed_of(await claim_for(uninformed, later)) == (later.id, 0)
+    assert claimed_of(await claim_for(uninformed, first)) == (first.id, 0)
+
+
+async def test_batches_that_cannot_run_here_hide_no_other(
+    rig: Rig, context: WorkerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have another model, wind up or have no shard left; another model's are read once."""
+    others = [rig.batch(GOOD, rings=False, priority=-9, model="other") for _ in range(4)]
+    ended = [rig.batch(GOOD, rings=False, priority=-8) for _ in range(3)]
+    for work in ended:
+        work.move(Status.CANCELLING)
+    for _ in range(3):
+        rig.batch(GOOD, rings=False, priority=-7).claim()
+    first = rig.batch(GOOD, rings=False, priority=-1)
+    work = rig.batch(GOOD, rings=False)
+    read: list[str] = []
+    get_batch = type(context.deployment.table).get_batch
+
+    def note(table: Any, batch_id: str) -> Any:
+        read.append(batch_id)
+        return get_batch(table, batch_id)
+
+    monkeypatch.setattr(type(context.deployment.table), "get_batch", note)
+    assert claimed_of(await claim_for(context, work)) == (first.id, 0)
+    assert {each.id for each in (*others, *ended)} < set(read)
+    read.clear()
+    rig.messages(rig.queue)
+    later = replace(context, wall=lambda: time.time() + 30)
+    assert claimed_of(await claim_for(later, work)) == (work.id, 0)
+    assert {each.id for each in others}.isdisjoint(read)
+    assert {each.id for each in ended} < set(read)
+
+
+async def test_the_order_is_read_rarely_while_nothing_comes_first(
+    rig: Rig, context: WorkerContext
+) -> None:
+    """A batch that comes first is noticed within a minute, and its other shards within seconds."""
+    work = rig.batch(GOOD, rings=False)
+    precedence, now = context.precedence, time.time()
+
+    async def found_at(seconds: float) -> tuple[str, int] | None:
+        found = {"tenant": "owner", "model": context.model, "now": now + seconds}
+        return await precedence.find(context.aws, context.deployment, work.id, **found)
+
+    assert await found_at(0) is None
+    first = rig.batch(GOOD, rings=False, priority=-1)
+    assert await found_at(59) is None
+    assert await found_at(60) == (first.id, 0)
+    assert await found_at(61) is None
+    second = rig.batch(GOOD, rings=False, priority=-2)
+    assert await found_at(74) is None
+    assert await found_at(75) == (second.id, 0)
+    precedence.drop("owner", first.id)
+    assert await found_at(76) is None
+
+
+async def test_shards_are_not_listed_when_workers_have_all(
+    rig: Rig, context: WorkerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listing the shards of a large batch takes several reads."""
+
+    def never(*_: object) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr(type(context.deployment.table), "list_some_pending", never)
+    work = rig.batch(GOOD, rings=False)
+    rig.batch(GOOD, rings=False, priority=-1).claim()
+    assert claimed_of(await claim_for(context, work)) == (work.id, 0)
+
+
+async def test_prefetched_shards_belong_to_the_batch_of_the_claim_before(
+    rig: Rig, context: WorkerContext
+) -> None:
+    """A worker prefetches from one batch only, so that a turn is a whole fill."""
+    work = rig.batch(*[GOOD] * 3, shard_lines=1, rings=False)
+    first = rig.batch(*[GOOD] * 30, shard_lines=1, rings=False, priority=-1)
+
+    async def claimed(shard: int = 0, *, is_prefetch: bool) -> str:
+        rig.messages(rig.queue)
+        return claimed_of(await claim_for(context, work, shard, is_prefetch=is_prefetch))[0]
+
+    for _ in range(7):
+        assert await claimed(is_prefetch=False) == first.id
+        assert await claimed(is_prefetch=True) == first.id
+    assert await claimed(0, is_prefetch=False) == work.id
+    assert await claimed(1, is_prefetch=True) == work.id
+    assert await claimed(2, is_prefetch=False) == first.id
+
+
+async def test_a_claimed_shard_is_released_when_the_message_cannot_be_resent(
+    rig: Rig, context: WorkerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not wait for the end of its lease, and no attempt is counted."""
+    work = rig.batch(GOOD, rings=False)
+    first = rig.batch(GOOD, rings=False, priority=-1)
+
+    async def refused(*_: object) -> None:
+        raise AwsError("ThrottlingException")
+
+    monkeypatch.setattr(ShardMessage, "resend", refused)
+    with pytest.raises(AwsError, match="ThrottlingException"):
+        await claim_for(context, work)
+    shard = first.shard()
+    assert (shard.owner, shard.attempts, shard.fence) == (None, 0, 1)
+    assert work.shard().fence == 0
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_the_other_messages_of_a_done_batch_cost_no_reads(
+    rig: Rig, context: WorkerContext, *, ends: bool
+) -> None:
+    """Shards that came first leave their messages in the queue, which may be thousands."""
+    work = rig.batch(*[GOOD] * 4, shard_lines=1, rings=False)
+    table = rig.deployment.table
+    for number in range(4):
+        shard = work.claim(number)
+        if number == 3:  # a message of a batch with a shard left is not known to be stale
+            await claim_for(context, work, 0)
+            assert work.id not in context.ended_batches
+        rig.run(table.commit(shard, progress=Progress(), output_sizes=(), error_sizes=()))
+    if ends:
+        work.move(Status.FINALIZING)
+    assert await claim_for(context, work, 0) is None
+    assert rig.messages() == ([] if ends else [advance(work)])
+    names: list[str] = []
+    for number in (1, 2, 3):
+        assert await claim_for(noting(context, names), work, number) is None
+    assert names == ["send", "receive", "delete"] * 3
+    assert context.wall() + 60 < context.ended_batches[work.id] < context.wall() + 10**9
+    assert await num_hidden(context) == 0
+
+
+def noting(context: WorkerContext, names: list[str]) -> WorkerContext:
+    """Return the context with note taken of its operations."""
+
+    class Noting:
+        async def run(self, operation: Any) -> Any:
+            names.append(operation.__name__)
+            return await context.aws.run(operation)
+
+    return replace(context, aws=Noting())
