@@ -136,15 +136,16 @@ def test_tokens_and_graphs_take_turns(tmp_path: Path, monkeypatch: pytest.Monkey
     model = replace(model, pooler=Pooler(("mean",)))
     pairs = [
         replace(one, wants_tokens=wants_tokens, priority=number % 3 or None)
-        for number, one in enumerate(requests(12, 12))
+        for number, one in enumerate(requests(8, 12))
         for wants_tokens in (False, True)
     ]
-    # A sequence above the largest graph, for which the workspace of launched steps grows.
+    # A sequence above the largest graph.
     pairs.insert(8, EncodingRequest(list(range(200, 290)), wants_tokens=True))
-    expected = all_values(model, pairs, None)
+    expected, _ = all_values(model, pairs, None)
     monkeypatch.setattr(backends, "TRITON_TYPES", {"cpu"})
     captures = CapturesByCallingAgain()
-    got = all_values(replace(model, backend=TritonAttention), pairs, captures)
+    got, addresses = all_values(replace(model, backend=TritonAttention), pairs, captures)
+    assert len(addresses) == 1, "graphs contain the address of the workspace"
     for one, other, sequence in zip(got, expected, pairs, strict=True):
         shape = (len(sequence.token_ids), 48) if sequence.wants_tokens else (48,)
         assert one.shape == other.shape == shape
@@ -154,17 +155,23 @@ def test_tokens_and_graphs_take_turns(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def all_values(
     model: LoadedEncoder, sequences: list[EncodingRequest], captures: Capture | None
-) -> list[NDArray[np.float32]]:
-    """Return the values of each sequence, which were added while others ran."""
+) -> tuple[list[NDArray[np.float32]], set[int]]:
+    """Return the values of each sequence, and the addresses of the attention's workspace.
+
+    Sequences are added while others run.
+    """
     work = EncodingCore(model, 32, 9, 1, captures)
+    backend: Any = work._runner._attention
+    addresses: set[int] = set()
     items = []
     for sequence in sequences:
         items.append(work.add(sequence))
         if len(items) % 5 == 0:
             work.step()
     while work.step() is not None:
-        pass
-    return [item.result().values for item in items]
+        if captures is not None:
+            addresses.add(backend.backend._parts.values.data_ptr())
+    return [item.result().values for item in items], addresses
 
 
 def test_a_step_is_one_copy_and_one_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
