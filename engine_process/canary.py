@@ -23,12 +23,16 @@ _TEXT: Final = "The tide comes in."
 _MOST_DISTANCE: Final = 0.1
 
 
+# A text, or rows of numbers: one, or one for each token.
+_Outcome = str | list[list[float]]
+
+
 class Canary:
     """A known request, and the outcome of its first run."""
 
     def __init__(self, line: bytes) -> None:
         self.line = line
-        self._outcome: str | list[float] | None = None
+        self._outcome: _Outcome | None = None
 
     def find_fault(self, row: Row) -> str | None:
         """Return the fault of the machine that the canary's row shows, or None.
@@ -67,33 +71,31 @@ def _bodies() -> dict[str, dict[str, Any]]:
     }
 
 
-def _outcome_of(body: dict[str, Any]) -> str | list[float] | None:
+def _outcome_of(body: dict[str, Any]) -> _Outcome | None:
     """Return the outcome of a canary line: its text, or its numbers."""
     if body.get("choices"):
         return str(body["choices"][0].get("text"))
     if body.get("data"):
         first = body["data"][0]
         values: list[Any] = first.get("embedding") or first.get("data") or [first["score"]]
-        is_per_token = isinstance(values[0], list)
-        return [number for row in values for number in row] if is_per_token else values
+        return values if isinstance(values[0], list) else [values]
     return body.get("text")
 
 
-def _are_alike(before: str | list[float], now: str | list[float] | None) -> bool:
-    """Return whether two outcomes agree up to rounding: in the first word, or in the numbers."""
+def _are_alike(before: _Outcome, now: _Outcome | None) -> bool:
+    """Return whether two outcomes agree up to rounding: in the first word, or in each row."""
     if isinstance(before, str) or not isinstance(now, list):
         return isinstance(before, str) and isinstance(now, str) and _word(before) == _word(now)
-    return len(before) == len(now) and _distance(before, now) <= _MOST_DISTANCE * math.hypot(
-        *before, 1e-6
-    )
+    return len(before) == len(now) and all(map(_are_near, before, now))
+
+
+def _are_near(before: Sequence[float], now: Sequence[float]) -> bool:
+    most = _MOST_DISTANCE * math.hypot(*before, 1e-6)
+    return len(before) == len(now) and math.dist(before, now) <= most
 
 
 def _word(text: str) -> list[str]:
     return text.split()[:1]
-
-
-def _distance(before: Sequence[float], now: Sequence[float]) -> float:
-    return math.dist(before, now)
 
 
 def _second_of_silence() -> str:

@@ -13,7 +13,7 @@ PoolTask = Literal["embed", "classify", "token_embed", "token_classify"]
 class PoolRequest(InputRequest):
     """The body of a request to `/pooling`: numbers of each input, or of each of its tokens.
 
-    Without a `task` it is the first one of the model.
+    Without a `task` it is the first one of the model, as in vLLM from 0.21 on.
     """
 
     task: PoolTask | None = None

@@ -72,6 +72,16 @@ _SCORES: dict[str, tuple[object, ...]] = {
     "max_chunks_per_doc": (),
 }
 
+# Older names of `use_activation`.
+_ACTIVATION: dict[str, tuple[object, ...]] = {"activation": (True,), "softmax": (True,)}
+
+# Of transformers' pipelines.
+_SPLITTING: dict[str, tuple[object, ...]] = {
+    "is_split_into_words": (False,),
+    "offset_mapping": (),
+    "delimiter": (),
+}
+
 # Of classifiers elsewhere: labels that the model was not trained for, and other forms of output.
 _LABELS: dict[str, tuple[object, ...]] = {
     "candidate_labels": (),
@@ -90,17 +100,19 @@ CHAT: NeutralValues = MappingProxyType(
 _POOLING = _INPUT | _VECTORS
 VECTORS: NeutralValues = MappingProxyType(_POOLING)
 COHERE: NeutralValues = MappingProxyType({**_INPUT, "images": ([],)})
-SCORES: NeutralValues = MappingProxyType(_POOLING | _SCORES)
-LABELS: NeutralValues = MappingProxyType(_POOLING | _LABELS)
+SCORES: NeutralValues = MappingProxyType(_POOLING | _SCORES | _ACTIVATION)
+LABELS: NeutralValues = MappingProxyType(_POOLING | _LABELS | _ACTIVATION | _SPLITTING)
 # Of embeddings, and of vLLM's plugins: `/pooling` does not read them.
 _OF_VECTORS: dict[str, tuple[object, ...]] = {
+    "activation": (),
+    "softmax": (),
     "data": (),
     "dimensions": (),
     "normalize": (),
     "output_dtype": ("float", "float32"),
     "prompt_name": (),
 }
-POOL: NeutralValues = MappingProxyType(_POOLING | _OF_VECTORS)
+POOL: NeutralValues = MappingProxyType(_POOLING | _OF_VECTORS | _SPLITTING)
 MODERATION: NeutralValues = MappingProxyType({**LABELS, "use_activation": (True,)})
 
 # Decisions are read, not generated; a joint read needs a diffusion model.

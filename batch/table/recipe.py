@@ -134,6 +134,11 @@ class Recipe:
         return number if isinstance(number, int) else 1
 
     @property
+    def wants_spans(self) -> bool:
+        """Return whether its requests state how a token classifier joins tokens."""
+        return "aggregation_strategy" in {**self.params, **self.fields}
+
+    @property
     def answer_schema(self) -> Mapping[str, Any]:
         """JSON schema that answers follow; empty without one."""
         value = self.params.get("response_format")

@@ -97,7 +97,8 @@ class ResultFacts:
             for row in rows:
                 most_labels = max(most_labels, row.count(_NUM_CLASSES))
                 most_spans = max(most_spans, row.count(_SPANS))
-            return cls(has_many=max(most_labels, most_spans) > 1, has_spans=most_spans > 0)
+            has_spans = most_spans > 0 or (not most_labels and recipe.wants_spans)
+            return cls(has_many=max(most_labels, most_spans) > 1, has_spans=has_spans)
         for row in rows:
             if not is_embedding:
                 if _REASONING in row and not facts.has_reasoning:

@@ -25,6 +25,14 @@ from .text_draft import TextDraft
 from .token_classification import softmax
 from .vectors import as_base64, as_numbers, check_finite, normalize
 
+MAX_NUMBERS, MAX_PACKED_NUMBERS = 20_000_000, 80_000_000
+"""The most numbers in a response with a row for each token, and in one of base64.
+
+A number takes about 50 bytes of memory, or 10 in base64.
+"""
+
+_OF_VECTORS = frozenset({"embed", "token_embed"})
+_OF_TOKENS = frozenset({"token_embed", "token_classify"})
 _Prepared = Prepared[EncodingRequest, PoolRequest]
 
 
@@ -51,6 +59,9 @@ class Pool:
         self._description = model.description
         self._tasks = tasks_of(model.description)
         self._activation = LabelActivation(model.description)
+        pooling, labels = model.description.pooling, model.description.labels
+        num_joined = 1 if pooling is None else len(pooling.modes)
+        self._width = len(labels) or model.width // num_joined
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
         """Return a sequence for each input, or for the conversation."""
@@ -90,16 +101,32 @@ class Pool:
                 request,
                 param="input",
                 add_special_tokens=request.add_special_tokens is not False,
-                prefix=self._requests.prompt_named(None),
+                # Prompts are for vectors: classifiers read the text alone, as in `/v1/classify`.
+                prefix=self._requests.prompt_named(None) if task in _OF_VECTORS else "",
             )
-        wants_tokens = task == "token_embed"
-        return sequences.then(
-            lambda found: Prepared(
-                [replace(each, wants_tokens=True) for each in found] if wants_tokens else found,
-                request,
-                metadata,
+
+        def prepared(found: list[EncodingRequest]) -> _Prepared:
+            if task in _OF_TOKENS:
+                self._check_size(found, request)
+            if task == "token_embed":
+                found = [replace(each, wants_tokens=True) for each in found]
+            return Prepared(found, request, metadata)
+
+        return sequences.then(prepared)
+
+    def _check_size(self, sequences: Sequence[EncodingRequest], request: PoolRequest) -> None:
+        """Reject inputs whose response would not fit into memory."""
+        num_tokens = sum(len(each.token_ids) for each in sequences)
+        is_packed = request.encoding_format == "base64"
+        most = MAX_PACKED_NUMBERS if is_packed else MAX_NUMBERS
+        if num_tokens * self._width > most:
+            param = "input" if request.messages is None else "messages"
+            instead = "" if is_packed else ", or set `encoding_format` to 'base64'"
+            raise RequestError(
+                f"`{param}` has {num_tokens} tokens with {self._width} numbers each; a response "
+                f"has at most {most:,} numbers. Send fewer texts per request{instead}.",
+                param=param,
             )
-        )
 
     def _task(self, request: PoolRequest) -> PoolTask:
         return request.task or self._tasks[0]

@@ -17,6 +17,7 @@ import math
 import mmap
 import sys
 import weakref
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -63,9 +64,13 @@ def _untouched_bytes(count: int) -> NDArray[np.uint8]:
     if not _is_kept_small():
         return np.zeros(count, np.uint8)
     try:
-        return np.frombuffer(mmap.mmap(-1, count, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+        block = mmap.mmap(-1, count, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as exc:
         raise MemoryError(f"{count:,} bytes could not be allocated: {exc.strerror}") from exc
+    # A system may be configured to use huge pages unasked; one without them refuses the advice.
+    with suppress(OSError):
+        block.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(block, np.uint8)
 
 
 class WeightBlocks:
@@ -96,8 +101,8 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = CPU
 
     Zeros, not garbage: kernels weight unwritten slots by zero, which a NaN would survive.
     """
-    if device.type != "cpu":
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or not num_bytes:
         return torch.zeros(shape, dtype=dtype, device=device)
     # torch.zeros would write them all.
-    num_bytes = math.prod(shape) * dtype.itemsize
     return torch.from_numpy(_untouched_bytes(num_bytes)).view(dtype).view(shape)

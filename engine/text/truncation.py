@@ -34,6 +34,39 @@ class TokenPair(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class TruncatedEncoding:
+    """A truncated encoding with its special tokens, as an encoding of tokenizers.
+
+    `whole` has them. `text` is without them: a byte-level tokenizer trims the spaces of offsets
+    whenever it adds special tokens, and trimmed those of `text` when it read it.
+    """
+
+    whole: Any
+    text: Any
+
+    @property
+    def ids(self) -> list[int]:
+        """Return the ids."""
+        return list(self.whole.ids)
+
+    @property
+    def tokens(self) -> list[str]:
+        """Return the names of the tokens."""
+        return list(self.whole.tokens)
+
+    @property
+    def special_tokens_mask(self) -> list[int]:
+        """Return 1 for each special token, 0 for each of the text."""
+        return list(self.whole.special_tokens_mask)
+
+    @property
+    def offsets(self) -> list[tuple[int, int]]:
+        """Return the positions of the tokens in the text."""
+        own = iter(self.text.offsets)
+        return [(0, 0) if is_special else next(own) for is_special in self.special_tokens_mask]
+
+
+@dataclass(frozen=True, slots=True)
 class Truncation:
     """Limits and side of a truncation; `max_tokens` None truncates nothing.
 
@@ -193,14 +226,17 @@ class TruncatingTokenizer:
             num_chars *= 2
         return None
 
-    def _shortened(self, text: str, cut: Truncation, *, add_special_tokens: bool) -> Any:
+    def _shortened(
+        self, text: str, cut: Truncation, *, add_special_tokens: bool
+    ) -> TruncatedEncoding:
         [encoding] = self.read([text], add_special_tokens=False)
         num_special = self._num_special if add_special_tokens else 0
         room = (cut.max_tokens or 0) - num_special
         if room < 1:
             raise _no_room(f"the {num_special} special tokens leave no room for the text")
         encoding.truncate(room, direction=cut.side)
-        return self._backend.post_process(encoding, add_special_tokens=add_special_tokens)
+        whole = self._backend.post_process(encoding, add_special_tokens=add_special_tokens)
+        return TruncatedEncoding(whole, encoding)
 
     def _pair(self, head: Any, tail: Any, cut: Truncation) -> TokenPair:
         num_special = self._num_special_of_pair

@@ -71,7 +71,7 @@ class BatchAnswers:
         self._facts = ResultFacts(
             has_reasoning=self._recipe.route is CHAT_COMPLETIONS,
             has_tool_calls="tools" in self._recipe.params,
-            has_spans=_STRATEGY in {**self._recipe.params, **self._recipe.fields},
+            has_spans=self._recipe.wants_spans,
             has_many=self._recipe.route in {EMBEDDINGS, CLASSIFY} and self._has_lists(schema),
         )
         kept = pa.schema([schema.field(name) for name in self.keep])

@@ -34,11 +34,17 @@ def score(value: float) -> dict[str, Any]:
     return {"data": [{"score": value}]}
 
 
+def tokens(*rows: list[float]) -> dict[str, Any]:
+    """Return the body of a row for each token."""
+    return {"data": [{"data": list(rows)}]}
+
+
 ALIKE = [
     (text(" and goes out"), text(" and goes in")),
     (vector(0.6, 0.8), vector(0.602, 0.797)),
     (score(0.9), score(0.91)),
     ({"text": ""}, {"text": ""}),
+    (tokens([0.9, 0.1], [0.2, 0.8]), tokens([0.91, 0.09], [0.2, 0.8])),
 ]
 OTHERS = [
     (text(" and goes out"), text(" \ufffd\ufffd")),
@@ -49,6 +55,9 @@ OTHERS = [
     (text("and"), vector(1.0)),
     (vector(1.0), text("and")),
     ({"text": ""}, {"text": "the the the"}),
+    # One token of 400 is wrong: 0.04 of the norm of all rows.
+    (tokens(*[[0.9, 0.1]] * 400), tokens([0.1, 0.9], *[[0.9, 0.1]] * 399)),
+    (tokens([1.0, 0.0]), tokens([1.0, 0.0], [1.0, 0.0])),
 ]
 
 
@@ -82,7 +91,7 @@ def test_a_failure_indicates_a_faulty_machine_and_a_refusal_does_not() -> None:
     assert canary.find_fault(row(text("and"))) is None
 
 
-@pytest.mark.parametrize("url", ["/v1/completions", "/v1/embeddings", "/v1/score"])
+@pytest.mark.parametrize("url", ["/v1/completions", "/v1/embeddings", "/v1/score", "/pooling"])
 def test_each_kind_of_model_has_a_canary_request(url: str) -> None:
     """The model's endpoints determine it."""
     line = canary_line([url])

@@ -9,14 +9,18 @@ from pydantic import BaseModel
 
 from tidemill.protocol.audio import TranscriptionRequest
 from tidemill.protocol.chat import ChatCompletionRequest
+from tidemill.protocol.classification import ClassificationRequest
 from tidemill.protocol.completions import CompletionRequest
 from tidemill.protocol.embeddings import EmbeddingRequest
 from tidemill.protocol.errors import RequestError
+from tidemill.protocol.pooling import PoolRequest
 from tidemill.protocol.requests import read_body
 from tidemill.protocol.scoring import RerankRequest, ScoreRequest
 from tidemill.protocol.unsupported import (
     CHAT,
     GENERATION,
+    LABELS,
+    POOL,
     SCORES,
     TRANSCRIPTION,
     VECTORS,
@@ -84,6 +88,7 @@ def test_values_without_effect_are_accepted(body: dict[str, Any]) -> None:
         ("output_dimension", 8, {"input": "a"}),
         ("top_k", 3, {"query": "a", "documents": ["b"]}),
         ("rank_fields", ["title"], {"query": "a", "documents": ["b"]}),
+        ("activation", False, {"query": "a", "documents": ["b"]}),
     ],
 )
 def test_unsupported_parameters_of_embeddings_and_scores_are_refused(
@@ -94,6 +99,27 @@ def test_unsupported_parameters_of_embeddings_and_scores_are_refused(
     with pytest.raises(RequestError) as caught:
         read_body(kind, {**body, name: value})
     assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
+
+
+@pytest.mark.parametrize("kind", [ClassificationRequest, PoolRequest])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("activation", False),
+        ("softmax", False),
+        ("is_split_into_words", True),
+        ("offset_mapping", [[0, 1]]),
+        ("delimiter", ","),
+    ],
+)
+def test_unsupported_parameters_of_classifiers_are_refused(
+    kind: type[BaseModel], name: str, value: object
+) -> None:
+    """They are older names of other servers, and options of transformers' pipelines."""
+    with pytest.raises(RequestError) as caught:
+        read_body(kind, {"input": "a", name: value})
+    assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
+    read_body(kind, {"input": "a", name: None})
 
 
 @pytest.mark.parametrize(("name", "value"), [("tools", [TOOL]), ("tool_choice", "required")])
@@ -117,6 +143,8 @@ def test_generation_parameters_have_no_effect_on_embeddings() -> None:
         ((CompletionRequest,), GENERATION),
         ((EmbeddingRequest,), VECTORS),
         ((ScoreRequest, RerankRequest), SCORES),
+        ((ClassificationRequest,), LABELS),
+        ((PoolRequest,), POOL),
         ((TranscriptionRequest,), TRANSCRIPTION),
     ],
 )

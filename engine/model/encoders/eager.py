@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from ..config.hf_config import CONFIG
 from ..families.refused_types import reason_acoustic, reason_unknown
 from ..hf.pretrained import from_pretrained
 from ..parity.logits import round_parameters
-from ..weights.checkpoint import Checkpoint, check_shapes
+from ..weights.checkpoint import Checkpoint, check_shapes, check_token_head
 from .forward import TokenSequence
 from .pooling_config import Classifier
 
@@ -25,6 +26,8 @@ ENCODERS_OF_PAIRS = {
     "t5": "T5EncoderModel",
     "umt5": "UMT5EncoderModel",
 }
+# Inputs other than text of transformers' token classifiers: positions on a page, and images.
+_MORE_THAN_TEXT = ("bbox", "pixel_values", "image", "xpath_tags_seq")
 
 
 class EncoderOutput(NamedTuple):
@@ -131,7 +134,21 @@ def read_module(
             "needs: a file is missing, tensors have another prefix, or config.json belongs to "
             "another model."
         )
+    if classifier is not None and classifier.is_per_token:
+        check_inputs(checkpoint.name, module)
+        title, base = type(module).__name__, module.base_model_prefix
+        check_token_head(checkpoint.name, title, base, found["unexpected_keys"])
     return module
+
+
+def check_inputs(name: str, module: Any) -> None:
+    """Refuse a token classifier that reads more than text."""
+    more = [key for key in _MORE_THAN_TEXT if key in signature(module.forward).parameters]
+    if more:
+        raise ModelRefused(
+            f"{name}: {type(module).__name__} also reads {more[0]}, which no endpoint accepts: "
+            "only token classifiers that read text alone are supported."
+        )
 
 
 def _check_activation(name: str, config: Any) -> None:

@@ -20,7 +20,7 @@ from ...errors import ModelRefused, first_line_of
 from ...storage.hub import find_file
 from ..config.architecture import Architecture
 from ..config.device import choose_device, choose_dtype, context_length
-from ..config.hf_config import QUANTISED, HFConfig, UnsupportedConfig, parse_hf_config
+from ..config.hf_config import CONFIG, QUANTISED, HFConfig, UnsupportedConfig, parse_hf_config
 from ..config.transformers_fields import notes_on_ignored
 from ..native import ParityResult
 from ..parity.parity_inputs import fits, num_layers_with_all_kinds
@@ -196,9 +196,25 @@ def own_encoder(name: str, pooling_config: PoolingConfig) -> EncoderArchitecture
     head = pooling_config.head
     if not isinstance(head, Classifier):
         return architecture_of(name, pooling_config.config)
-    return architecture_of(
+    architecture = architecture_of(
         name, pooling_config.config, head.num_labels, is_per_token=head.is_per_token
     )
+    if head.is_per_token:
+        family = architecture.class_name.removesuffix("Model")
+        _check_class(name, pooling_config, f"{family}ForTokenClassification")
+    return architecture
+
+
+def _check_class(name: str, pooling_config: PoolingConfig, class_name: str | None) -> None:
+    """Refuse a token classifier of another class than the one that would run it.
+
+    `class_name` None means that transformers has none.
+    """
+    if class_name not in (None, pooling_config.architecture):
+        raise ModelRefused(
+            f"{name}: {CONFIG} names the class {pooling_config.architecture}, but "
+            f"transformers' class is {class_name}: layers of the former would be left out."
+        )
 
 
 def own_decoder(hf_config: HFConfig, head: object) -> Architecture:
@@ -246,6 +262,10 @@ def _load_transformers(
     classifier = head if isinstance(head, Classifier) else None
     if head is not None and classifier is None:
         raise ModelRefused(f"{settings.model}: the engine's decoder does not support it: {why}")
+    if classifier is not None and classifier.is_per_token:
+        _check_class(
+            settings.model, pooling_config, transformers_model.token_class(hf_config.model_type)
+        )
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, hf_config.dtype, device)
     checkpoint = find_checkpoint(settings.model)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from ...kernels.backends import choose_backend
-from ..weights.checkpoint import Checkpoint
+from ..weights.checkpoint import Checkpoint, check_token_head
 from ..weights.weights import check_stored, fill_weights, find_stored
 from .architecture import EncoderArchitecture
 from .encoder import Encoder
@@ -40,6 +40,14 @@ def load(
         renamed = {**renamed, f"^{re.escape(checkpoint.prefix)}": f"{base}."}
     stored = find_stored(checkpoint.files, wanted, base=base, renamed=renamed)
     check_stored(checkpoint, architecture.class_name, wanted, stored, base=base, ignored=_IGNORED)
+    if architecture.head_pooling == "tokens":
+        used = {part.key for weight in wanted for part in weight.parts}
+        unused = [
+            tensor.name
+            for key, tensor in stored.items()
+            if not (key in used or _IGNORED.search(key))
+        ]
+        check_token_head(checkpoint.name, architecture.class_name, base, unused)
     weights = fill_weights(checkpoint.name, wanted, stored, dtype, device)
     modes = () if architecture.head_pooling == "tokens" else (architecture.head_pooling,)
     pooler = Pooler(modes, parts_of(architecture.head, weights))

@@ -77,6 +77,10 @@ _TWO_TOWERS = frozenset(
     owlv2 owlvit siglip siglip2 siglip_text_model siglip2_text_model vision-text-dual-encoder xclip
     """.split()
 )
+# Networks that read the positions of words on a page, markup or an image next to the text.
+_READS_PAGES = frozenset(
+    "bros layoutlm layoutlmv2 layoutlmv3 layoutxlm lilt markuplm udop vilt".split()
+)
 # Names as in vLLM, older ones last.
 _POOLING_NAMES = ("pooling_type", "seq_pooling_type")
 _ACTIVATION_NAMES = ("normalize", "use_activation")
@@ -165,6 +169,11 @@ def read_pooling_config(config: Mapping[str, Any], settings: EngineConfig) -> Po
         return None
     raw = overridden(config, settings)
     files = ModelFiles(settings.model)
+    if _kind(raw) in _READS_PAGES:
+        raise files.refusal(
+            f"model type {_kind(raw)!r} also reads the layout, markup or image of a page, which no "
+            "endpoint accepts."
+        )
     options = SavedFields(files, "--pooler-config", settings.pooler_config)
     head = read_decision_head(raw, files) if settings.convert == "auto" else None
     if head is not None:

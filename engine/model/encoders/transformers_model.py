@@ -132,6 +132,16 @@ def load(
     )
 
 
+def token_class(model_type: str) -> str | None:
+    """Return the name of transformers' token classifier of a model type, None without one."""
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES as NAMES,
+    )
+
+    found = NAMES.get(model_type)
+    return found if isinstance(found, str) else None
+
+
 def positions_of_encoder(config: Any) -> int:
     """Return the longest sequence in tokens, less the padding rows of a family's table."""
     positions = positions_of(config) or 512

@@ -27,6 +27,14 @@ DISTRIBUTED = "shard-*-model-*-of-*.safetensors"
 OTHERS = ("*.bin", "*.pt", "*.pth", "*.safetensors")
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 NAMED = 3
+# The first words of the names of heads for pre-training, and of the pooler of a first token.
+_PRETRAINING = frozenset(
+    """
+    cls discriminator_predictions generator_lm_head generator_predictions lm_head lm_predictions
+    mask_predictions pooler pred_layer predictions sop_classifier vocab_layer_norm vocab_projector
+    vocab_transform
+    """.split()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +151,20 @@ def check_tensors(
             f"{name}: its weights contain {some(needed)}, which {needs} does not use: without them "
             "its answers would be wrong. config.json belongs to another model, or the weights are "
             "quantised."
+        )
+
+
+def check_token_head(name: str, needs: str, base: str, unexpected: Iterable[str]) -> None:
+    """Refuse a token classifier whose files have another layer after its network `base`.
+
+    A CRF or LSTM, for example: without it the labels would be wrong.
+    """
+    others = sorted(key for key in unexpected if key.partition(".")[0] not in {base, *_PRETRAINING})
+    if others:
+        raise ModelRefused(
+            f"{name}: its weights contain {some(others)}, which {needs} does not use: without "
+            "them its labels would be wrong. Token classifiers with other layers than "
+            "transformers' (such as a CRF or an LSTM) are not supported."
         )
 
 

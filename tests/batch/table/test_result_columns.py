@@ -300,6 +300,15 @@ def test_spans_of_a_token_classifier_are_a_list() -> None:
     assert both["spans"] == [[span], []]
 
 
+def test_failed_rows_of_a_token_classifier_have_its_columns() -> None:
+    """A recipe that states how tokens are joined is for a token classifier."""
+    bad = row(None, error={"message": "no"})
+    joined = {"aggregation_strategy": "max"}
+    schema, found = columns_of([bad], url="/v1/classify", keep=[], params=joined)
+    assert schema.names == ["text", "spans", "usage", "error"]
+    assert found == [{"text": "kept", "spans": None, "usage": None, "error": "no"}]
+
+
 def test_ambiguous_names_are_refused() -> None:
     """The error comes before anything runs."""
     kept = pa.schema([("error", pa.string()), ("output_error", pa.string())])

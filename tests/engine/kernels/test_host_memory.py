@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -107,9 +108,33 @@ def test_a_machine_whose_host_takes_memory_back_gets_small_pages(
     assert mapped_kib(weight.data_ptr() + 8 * MIB, "AnonHugePages") == 0
     del cache, weight
     assert resident_kib() - before < 4 * 1024
+    assert zeros((0, 4), torch.float32).shape == (0, 4)
     monkeypatch.setattr(mmap, "mmap", refuse)
     with pytest.raises(MemoryError, match="1,024 bytes could not be allocated: no room"):
         zeros((1024,), torch.uint8)
+
+
+class _Advised(mmap.mmap):
+    """A mapping that records advice; a system without huge pages refuses it."""
+
+    advice: ClassVar[list[int]] = []
+
+    def madvise(self, option: int, *_: int) -> None:
+        self.advice.append(option)
+        raise OSError(22, "no huge pages")
+
+
+def test_small_pages_are_requested_even_if_the_system_always_uses_huge_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A system without huge pages may refuse the advice."""
+    if sys.platform != "linux":
+        pytest.skip("huge pages are requested on Linux")
+    monkeypatch.setattr(host_memory, "_is_kept_small", lambda: True)
+    monkeypatch.setattr(mmap, "mmap", _Advised)
+    monkeypatch.setattr(_Advised, "advice", [])
+    assert not zeros((1024,), torch.uint8).any()
+    assert _Advised.advice == [mmap.MADV_NOHUGEPAGE]
 
 
 def refuse(*_: object) -> None:

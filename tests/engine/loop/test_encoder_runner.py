@@ -130,6 +130,50 @@ def test_a_graph_that_fails_costs_no_request(
     assert captures.next_failure is None
 
 
+def test_tokens_and_graphs_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps with an output per token are launched while a graph is in flight, and the reverse."""
+    model = loaded(save(tmp_path, "Bert", num_hidden_layers=1))
+    model = replace(model, pooler=Pooler(("mean",)))
+    pairs = [
+        replace(one, wants_tokens=wants_tokens, priority=number % 3 or None)
+        for number, one in enumerate(requests(8, 12))
+        for wants_tokens in (False, True)
+    ]
+    # A sequence above the largest graph.
+    pairs.insert(8, EncodingRequest(list(range(200, 290)), wants_tokens=True))
+    expected, _ = all_values(model, pairs, None)
+    monkeypatch.setattr(backends, "TRITON_TYPES", {"cpu"})
+    captures = CapturesByCallingAgain()
+    got, addresses = all_values(replace(model, backend=TritonAttention), pairs, captures)
+    assert len(addresses) == 1, "graphs contain the address of the workspace"
+    for one, other, sequence in zip(got, expected, pairs, strict=True):
+        shape = (len(sequence.token_ids), 48) if sequence.wants_tokens else (48,)
+        assert one.shape == other.shape == shape
+        np.testing.assert_allclose(one, other, atol=1e-4)
+    assert captures.num_replays >= 2
+
+
+def all_values(
+    model: LoadedEncoder, sequences: list[EncodingRequest], captures: Capture | None
+) -> tuple[list[NDArray[np.float32]], set[int]]:
+    """Return the values of each sequence, and the addresses of the attention's workspace.
+
+    Sequences are added while others run.
+    """
+    work = EncodingCore(model, 32, 9, 1, captures)
+    backend: Any = work._runner._attention
+    addresses: set[int] = set()
+    items = []
+    for sequence in sequences:
+        items.append(work.add(sequence))
+        if len(items) % 5 == 0:
+            work.step()
+    while work.step() is not None:
+        if captures is not None:
+            addresses.add(backend.backend._parts.values.data_ptr())
+    return [item.result().values for item in items], addresses
+
+
 def test_a_step_is_one_copy_and_one_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All arrays of a step are in one pinned buffer, besides the tiles of its attention."""
     model = replace(loaded(save(tmp_path, "Bert")), backend=CapturableReference)

@@ -128,6 +128,36 @@ def test_segments_and_skipped_tokens_apply() -> None:
     assert [item.result().values.tolist() for item in items] == [[3, 0.5], [4, 0], [3, 0]]
 
 
+@pytest.mark.parametrize("is_short_of_memory", [False, True])
+def test_outputs_of_tokens_and_of_texts_are_separate(*, is_short_of_memory: bool) -> None:
+    """Pairs of the same tokens, with and without an output per token, in either queue."""
+    most = 6 if is_short_of_memory else 100
+
+    def check(step: list[list[int]]) -> None:
+        if len(step) > 1 and sum(map(len, step)) > most:
+            raise torch.OutOfMemoryError
+
+    work, network = core(check)
+    ids = [[number, *range(number % 4)] for number in range(1, 13)]
+    items = [
+        work.add(EncodingRequest(own, wants_tokens=wants_tokens, priority=priority))
+        for number, own in enumerate(ids)
+        for priority in (None, number % 3)
+        for wants_tokens in (number % 2 == 0, number % 2 == 1)
+    ]
+    assert set(finished(work)) == set(items)
+    for item in items:
+        own = item.request.token_ids
+        values = item.result().values
+        if item.request.wants_tokens:
+            assert values.tolist() == [[one, 0] for one in own]
+        else:
+            assert values.shape == (2,)
+            assert np.allclose(values, [np.mean(own), 0])
+    assert max(sum(map(len, step)) for step in network.steps) > 6
+    assert work.stats().running == 0
+
+
 @pytest.mark.parametrize("failure", [RuntimeError("late"), torch.OutOfMemoryError()])
 def test_a_failure_that_arrives_late_costs_no_request(
     monkeypatch: pytest.MonkeyPatch, failure: Exception

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from base64 import b64decode
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from transformers import AutoModel, AutoModelForTokenClassification, AutoTokeniz
 from tests.engine.model.encoders.small_encoders import save
 from tests.engine.scripted_encoder import minilm
 from tests.engine.tasks.pooled import TEXTS, Serve, answer, refusal
+from tidemill.engine.endpoints import pooling
 from tidemill.engine.endpoints.dispatcher import Dispatcher
 
 NAMES = ("O", "B-PER", "I-PER")
@@ -95,3 +97,39 @@ async def test_classes_of_texts_and_of_tokens(serve: Serve, tmp_path: Path) -> N
     ):
         reply = await refusal(tokens, "/pooling", **wrong)
         assert words in reply.body["error"]["message"], reply.body
+
+
+async def test_a_default_prompt_is_read_for_vectors_only(serve: Serve, tmp_path: Path) -> None:
+    """`/pooling` and `/v1/classify` give the same numbers for a text."""
+    prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+    for kind in ("ForSequenceClassification", "ForTokenClassification", "Model"):
+        folder = save(tmp_path / kind, "Bert", kind, **({} if kind == "Model" else LABELS))
+        (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+        served = serve(folder)
+        pooled = await answer(served, "/pooling", input=TEXTS)
+        url = "/v1/embeddings" if kind == "Model" else "/v1/classify"
+        other = await answer(served, url, input=TEXTS)
+        assert pooled["usage"] == other["usage"]
+        if kind == "Model":
+            rows = await answer(served, "/pooling", input=TEXTS, task="token_embed")
+            assert rows["usage"] == other["usage"]
+
+
+async def test_a_response_of_too_many_numbers_is_refused(
+    served: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers of each token are counted; in base64 four times as many fit into memory."""
+    monkeypatch.setattr(pooling, "MAX_NUMBERS", 384 * 10)
+    monkeypatch.setattr(pooling, "MAX_PACKED_NUMBERS", 384 * 40)
+    ten, packed = (
+        {"input": [[7] * 4, [8] * 6], "task": "token_embed"},
+        {"encoding_format": "base64"},
+    )
+    await answer(served, "/pooling", **ten)
+    eleven = {**ten, "input": [[7] * 4, [8] * 7]}
+    reply = await refusal(served, "/pooling", **eleven)
+    assert reply.body["error"]["param"] == "input"
+    assert "`input` has 11 tokens with 384 numbers each" in reply.body["error"]["message"]
+    await answer(served, "/pooling", **eleven, **packed)
+    await answer(served, "/pooling", **{**eleven, "task": "embed"})
+    await refusal(served, "/pooling", **packed, **{**ten, "input": [7] * 41})
