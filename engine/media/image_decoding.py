@@ -72,7 +72,7 @@ def count_images(data: bytes, limit: int) -> int:
 def peak_bytes(data: bytes, *, max_pixels: int, page: int = 0) -> int:
     """Return the peak memory of decoding a page of an image; raises `ImageRefused`."""
     if is_pdf(data):
-        return pdf_peak_bytes(data, page, max_pixels=max_pixels)
+        return pdf_peak_bytes(max_pixels)
     if is_icon(data):  # which Pillow decodes when it is opened
         width, height = _checked_icon_size(data, max_pixels)
         return width * height * _OTHER_PEAK_BYTES_PER_PIXEL
