@@ -68,6 +68,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Given:
         return store
 
     monkeypatch.setattr(media_objects, "_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(media_objects, "_outage", media_objects._Outage())
     return give
 
 
@@ -133,6 +134,47 @@ async def test_errors_of_the_store_are_not_the_clients(given: Given, error: Exce
     with pytest.raises(FetchFailed, match="S3 failed") as failed:
         await read(ALL, URL)
     assert failed.value.is_of_service
+
+
+async def test_a_run_waits_for_the_end_of_an_outage(
+    given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads the objects afterwards; errors of an object and of the setup are final."""
+    monkeypatch.setattr(media_objects, "_OUTAGE_SECONDS", 0.0)
+    patient = ObjectReader(("*",), patience_seconds=99)
+    outage = [
+        s3_error("SlowDown"),
+        s3_error("ExpiredToken"),
+        EndpointConnectionError(endpoint_url="x"),
+    ]
+    store = given(*outage * 5, b"abcd")
+    assert await read(patient, URL) == b"abcd"
+    assert len(store.wanted) == 16
+    for error in (s3_error("NoSuchKey"), NoCredentialsError()):
+        store = given(error)
+        with pytest.raises(FetchFailed):
+            await read(patient, URL)
+        assert len(store.wanted) == 1
+
+
+async def test_an_outage_is_waited_for_once(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then each object is tried once, so that a run ends; a read object begins anew."""
+    monkeypatch.setattr(media_objects, "_OUTAGE_SECONDS", 0.0)
+    clock = iter(range(0, 10_000, 4))
+    monkeypatch.setattr(media_objects, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    patient = ObjectReader(("*",), patience_seconds=40)
+    store = given(*[s3_error("SlowDown")] * 50)
+    numbers = []
+    for _ in range(3):
+        before = len(store.wanted)
+        with pytest.raises(FetchFailed, match="SlowDown"):
+            await read(patient, URL)
+        numbers.append(len(store.wanted) - before)
+    assert numbers[0] > 3
+    assert numbers[1:] == [1, 1]
+    given(b"abcd", s3_error("SlowDown"), b"abcd")
+    assert await read(patient, URL) == b"abcd"
+    assert await read(patient, URL) == b"abcd"
 
 
 async def test_a_broken_download_is_repeated(given: Given) -> None:
