@@ -71,6 +71,8 @@ from .tally import Tally
 if TYPE_CHECKING:
     from .echo import EchoedFields
 
+# Seconds for which requests wait while S3 fails, in all.
+_MEDIA_SECONDS = 600.0
 _PREFIX_LEVEL: Final = 2  # lines with the same first 512 bytes go to one engine
 
 
@@ -94,6 +96,7 @@ def replicas(
     with held_weights(config, options.weights_cache) as here:
         command = engine_command(with_weights(options.with_media_buckets(), here, names))
         command += [*default_arguments(options.defaults), f"--dialect={options.dialect}"]
+        command.append(f"--media-seconds={_MEDIA_SECONDS}")
         yield EngineReplicas(
             replica_commands(command, options, num_engines(options)),
             created=created,
@@ -151,7 +154,7 @@ def _run_job(
     _check_calibration(options)
     num_engines(options)  # before the file is read
     template, names = chat_template(options), served_names(options)
-    config = engine_config(options.with_media_buckets())
+    config = engine_config(options.with_media_buckets(), media_seconds=_MEDIA_SECONDS)
     tally, launched, limit = Tally(options.shard), time.monotonic(), options.seconds_limit
     with ExitStack() as stack:
         stack.enter_context(rare_collections())

@@ -17,9 +17,10 @@ from tests.offline.run.test_s3_objects import at_store
 from tests.strict_store import StrictStore
 from tidemill.handler.aws.sync import Aws
 from tidemill.net.fetch import ByteBudget, FetchFailed
-from tidemill.offline.engine import media_objects
+from tidemill.offline.engine import media_objects, process
 from tidemill.offline.engine.engine import engine_config
 from tidemill.offline.engine.media_objects import ObjectReader
+from tidemill.offline.engine.options import EngineOptions
 from tidemill.offline.run.run_options import RunOptions
 
 __all__ = ["at_store"]
@@ -226,5 +227,17 @@ def test_a_run_of_own_input_may_read_every_bucket(name: str, allowed: tuple[str,
     assert options.with_media_buckets().allowed_media_buckets == allowed
     given = RunOptions(input_file=name, output_file="o", allowed_media_buckets=("mine",))
     assert given.with_media_buckets() == given
-    reader = engine_config(options.with_media_buckets()).read_object
-    assert reader == (ObjectReader(allowed) if allowed else None)
+    config = engine_config(options.with_media_buckets(), media_seconds=9)
+    assert config.read_object == (ObjectReader(allowed, 9) if allowed else None)
+
+
+def test_runs_wait_for_media_and_other_engines_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers and servers have other ways to repeat a request."""
+    options = EngineOptions(allowed_media_buckets=("mine",))
+    assert engine_config(options).read_object == ObjectReader(("mine",))
+    seconds = list[float]()
+    monkeypatch.setattr(process, "serve", lambda load, **_: load(dict))
+    monkeypatch.setattr(process, "load", lambda *_, media_seconds: seconds.append(media_seconds))
+    for flags in ([], ["--media-seconds=600"]):
+        process.main(["--reader-fd=0", "--writer-fd=0", *flags])
+    assert seconds == [0, 600]
