@@ -284,8 +284,7 @@ def _selected(image: PlacedImage, document: bytes | None, most: int) -> Sequence
                 f" {max(pages[0], count + 1)} does not exist.",
                 param=image.place,
             )
-    pages = islice(chain.from_iterable(selected), most + 1)
-    return [page - 1 for page in pages]
+    return [page - 1 for page in islice(chain.from_iterable(selected), most + 1)]
 
 
 def _decoded(image: ShownImage, data: bytes, image_support: ImageSupport) -> ResizedImage:

@@ -326,7 +326,7 @@ def test_a_codestream_has_the_stated_size(field: str, no_jp2: bool) -> None:  # 
 
 @pytest.mark.parametrize("kind", [1, 4])
 @pytest.mark.parametrize("big_tiff", [False, True])
-def test_thumbnails_and_masks_are_no_pages(big_tiff: bool, kind: int) -> None:  # noqa: FBT001
+def test_thumbnails_and_masks_are_skipped(big_tiff: bool, kind: int) -> None:  # noqa: FBT001
     """Cameras and scanners add them between the pages."""
     buffer = BytesIO()
     with TiffImagePlugin.AppendingTiffWriter(buffer, new=True) as writer:

@@ -97,7 +97,7 @@ def slow_page() -> bytes:
 
 @contextmanager
 def fresh_process() -> Iterator[None]:
-    """Let other settings apply to a process of its own."""
+    """Let other settings apply to a separate process."""
     pdf._process.close()
     try:
         yield

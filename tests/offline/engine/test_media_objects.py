@@ -159,7 +159,7 @@ async def test_a_run_waits_for_the_end_of_an_outage(
 
 
 async def test_an_outage_is_waited_for_once(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then each object is tried once, so that a run ends; a read object begins anew."""
+    """Then each object is tried once, so that a run ends; a read object ends it."""
     monkeypatch.setattr(media_objects, "_OUTAGE_SECONDS", 0.0)
     clock = iter(range(0, 10_000, 4))
     monkeypatch.setattr(media_objects, "time", SimpleNamespace(monotonic=lambda: next(clock)))

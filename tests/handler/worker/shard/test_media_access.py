@@ -89,7 +89,7 @@ def test_escapes_hide_no_object(spelling: str) -> None:
         assert refused(data) is not None
 
 
-def test_escapes_of_other_characters_are_no_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_escapes_of_other_characters_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most lines of JSON in ASCII have some."""
     monkeypatch.setattr(media_access, "parse_line", None)
     assert refused(line("https://files.example.com/é/s3:a")) is None
@@ -141,7 +141,7 @@ async def test_a_long_failure_of_s3_releases_the_shard(
     assert running.engine.requests.count("c2") == 1
 
 
-def test_only_failures_of_s3_are_no_rows() -> None:
+def test_only_failures_of_s3_have_no_row() -> None:
     """A client's error with the same code has its row."""
     assert is_unread(row_of(500, "fetch_failed"))
     assert not is_unread(row_of(400, "fetch_failed"))
