@@ -18,13 +18,13 @@ _MAX_TILES: Final = 4_096
 _MAX_PARTS: Final = 65_536
 _MAX_CHANNELS: Final = 4
 _MAX_LEVELS: Final = 32
-# Powers of two: of the sides of code-blocks, and of precincts without a stated size.
+# As powers of two: the least side of code-blocks, and that of precincts without a stated size.
 _MIN_BLOCK: Final = 4
 _WHOLE: Final = 15
 # A precinct takes about 2 KiB.
 _MAX_PRECINCTS: Final = 4_096
 _PIXELS_PER_PRECINCT: Final = 256
-# Of the table of packets, which has an entry for each layer of each precinct.
+# The table of packets has an entry for each layer of each precinct.
 _PACKET_BYTES: Final = 2
 _MAX_PACKET_BYTES_PER_PIXEL: Final = 4
 _MAX_PACKET_BYTES: Final = 2**20

@@ -1,6 +1,6 @@
 """Process that reads PDFs by PDFium, within limits of its memory and of its time for a request.
 
-A small document may take any time and memory, and PDFium has no limits of its own. It runs no
+A small document may take any time and memory, and PDFium has no limits. It runs no
 scripts, and fetches nothing.
 """
 
@@ -98,5 +98,5 @@ def _limit_time(max_seconds: int) -> None:
 
 
 if __name__ == "__main__":
-    with suppress(EOFError, OSError):
+    with suppress(EOFError, OSError, MemoryError):
         serve(Connection(int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]))

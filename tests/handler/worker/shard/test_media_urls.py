@@ -57,7 +57,7 @@ NOUL = {"type": "noul", "instructions": "Torn?"}
 
 
 def body_of(kind: str, parts: list[Any], decoys: dict[str, Any]) -> dict[str, Any]:
-    """Return a body with the parts, and decoys beside its fields."""
+    """Return a body with the parts, and decoys in addition to its fields."""
     match kind:
         case "chat":
             return decoys | {"messages": [{"role": "user", "content": parts}]}
