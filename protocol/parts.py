@@ -56,11 +56,15 @@ NoFileId = Annotated[Any, AfterValidator(_no_id)]
 
 
 class PlacedImage(NamedTuple):
-    """An image or a document of a body: its place, its URL, and the selected pages (None: all)."""
+    """An image or a document of a body: its place, its URL, and the selected pages (None: all).
+
+    Only the part of a document may have `pages`.
+    """
 
     place: str
     url: str
     pages: str | None = None
+    is_document: bool = False
 
 
 def _as_object(value: object) -> object:

@@ -144,7 +144,7 @@ class ImageInputs:
                 pages = _selected(image, self._document(image, body), most - total)
                 total += len(pages)
                 if total > most:
-                    hint = " Select fewer pages with `pages`." if len(pages) > 1 else ""
+                    hint = " Select fewer pages with `pages`." if image.is_document else ""
                     self._refuse_more(image.place, most, hint)
             shown.append([ShownImage(image.place, image.url, page) for page in pages])
         return shown
@@ -276,13 +276,15 @@ def _selected(image: PlacedImage, document: bytes | None, most: int) -> Sequence
         raise RequestError(f"The image of `{image.place}` {exc}.", param=image.place) from exc
     if image.pages is None:
         return range(count)
-    pages = list(islice(chain.from_iterable(page_ranges(image.pages)), most + 1))
-    if max(pages) > count:
-        raise RequestError(
-            f"The document of `{image.place}` has {count} pages: page {max(pages)} does not exist.",
-            param=image.place,
-        )
-    return [page - 1 for page in pages]
+    selected = [*page_ranges(image.pages)]
+    for pages in selected:
+        if pages[-1] > count:
+            raise RequestError(
+                f"The document of `{image.place}` has {count} pages: page"
+                f" {max(pages[0], count + 1)} does not exist.",
+                param=image.place,
+            )
+    return [page - 1 for page in islice(chain.from_iterable(selected), most + 1)]
 
 
 def _decoded(image: ShownImage, data: bytes, image_support: ImageSupport) -> ResizedImage:

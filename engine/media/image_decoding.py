@@ -19,16 +19,17 @@ from io import BytesIO
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from .avif_header import coded_size
+from .codestream import check_codestream
 from .image_headers import (
     Damaged,
     ImageRefused,
-    check_codestream,
     check_tile,
-    count_pages,
     icon_size,
     is_icon,
     is_tiff,
     looks_like_tiff,
+    page_directories,
 )
 from .pdf import count_pdf_pages, is_pdf, pdf_peak_bytes, render_page
 
@@ -38,10 +39,11 @@ _SVG = re.compile(rb"\s*(<\?xml|<!--|<!DOCTYPE\s+svg|<svg)", re.IGNORECASE)
 _BOMS = b"\xef\xbb\xbf"
 
 # Measured, and rounded up: the decoder's own memory, the decoded image, and the converted one.
-_PEAK_BYTES_PER_PIXEL = {"WEBP": 18, "AVIF": 24, "JPEG2000": 32}
+_PEAK_BYTES_PER_PIXEL = {"WEBP": 18, "AVIF": 24, "JPEG2000": 40}
 _OTHER_PEAK_BYTES_PER_PIXEL = 12
 _STRIP_ROWS = 256
 _DAMAGED = "is damaged or truncated"
+_NO_STILL = "is damaged, or of a kind of AVIF or HEIF that is not supported: convert it to PNG"
 _MAX_EXIF_BYTES = 2**16
 _WIDE_MODES = ("F", "I")
 
@@ -64,7 +66,7 @@ def count_images(data: bytes, limit: int) -> int:
     if is_pdf(data):
         return min(count_pdf_pages(data), limit + 1)
     try:
-        return count_pages(data, limit) if is_tiff(data) else 1
+        return len(page_directories(data, limit)) if is_tiff(data) else 1
     except Damaged as exc:
         raise ImageRefused(_DAMAGED) from exc
 
@@ -72,12 +74,15 @@ def count_images(data: bytes, limit: int) -> int:
 def peak_bytes(data: bytes, *, max_pixels: int, page: int = 0) -> int:
     """Return the peak memory of decoding a page of an image; raises `ImageRefused`."""
     if is_pdf(data):
-        return pdf_peak_bytes(data, page, max_pixels=max_pixels)
+        return pdf_peak_bytes(max_pixels)
     if is_icon(data):  # which Pillow decodes when it is opened
         width, height = _checked_icon_size(data, max_pixels)
         return width * height * _OTHER_PEAK_BYTES_PER_PIXEL
     with _opened(data, max_pixels, page) as image:
+        # Frames of some encoders may be larger than the image, up to powers of two.
         width, height = image.size
+        if image.format == "AVIF":
+            width, height = map(max, image.size, _avif_size(data))
         per_pixel = _PEAK_BYTES_PER_PIXEL.get(image.format or "", _OTHER_PEAK_BYTES_PER_PIXEL)
         return width * height * per_pixel
 
@@ -97,13 +102,16 @@ def decode(data: bytes, *, max_pixels: int, page: int = 0) -> Image.Image:
 def _opened(data: bytes, max_pixels: int, page: int) -> Iterator[Image.Image]:
     """Yield an image after reading its header only; any failure is an `ImageRefused`."""
     try:
+        directory = 0
         if looks_like_tiff(data):
-            count_pages(data, page)
+            directory = page_directories(data, page)[page]
+        elif data[4:8] == b"ftyp":
+            _avif_size(data)
         elif is_icon(data):
             _checked_icon_size(data, max_pixels)
         with Image.open(BytesIO(data), formats=FORMATS) as opened:
-            if page:
-                opened.seek(page)
+            if directory:
+                opened.seek(directory)
             _check_size(opened.size, max_pixels)
             _check_content(opened, data, max_pixels)
             yield opened
@@ -118,6 +126,10 @@ def _opened(data: bytes, max_pixels: int, page: int) -> Iterator[Image.Image]:
 def _check_content(image: Image.Image, data: bytes, max_pixels: int) -> None:
     """Raise for an image that is larger than its file states, or has unsupported samples."""
     match image.format:
+        case "AVIF":
+            (width, height), (coded_width, coded_height) = image.size, _avif_size(data)
+            if coded_width >= 2 * width or coded_height >= 2 * height:
+                raise Damaged
         case "JPEG2000":
             check_codestream(data, image.size)
         case "TIFF":
@@ -134,6 +146,14 @@ def _checked_icon_size(data: bytes, max_pixels: int) -> tuple[int, int]:
         raise ImageRefused(_DAMAGED) from exc
     _check_size(size, max_pixels)
     return size
+
+
+def _avif_size(data: bytes) -> tuple[int, int]:
+    """Return the largest coded size in an AVIF; raises `ImageRefused`."""
+    try:
+        return coded_size(data)
+    except Damaged as exc:
+        raise ImageRefused(_NO_STILL) from exc
 
 
 def _check_size(size: tuple[int, int], max_pixels: int) -> None:

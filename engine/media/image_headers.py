@@ -1,12 +1,12 @@
-"""Image headers: the pages of a TIFF, and the true sizes inside ICO and JPEG 2000 files.
+"""Image headers: the pages of a TIFF, and the true sizes inside an ICO.
 
-These containers state a size that Pillow trusts, and contain an image that may be much larger.
+Such containers state a size that Pillow trusts, and contain an image that may be much larger.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 _TIFF_STARTS: Final = {
     b"II*\0": ("<", False),
@@ -30,12 +30,13 @@ _VALUE_BYTES: Final = {
     18: 8,
 }
 _MAX_ENTRIES: Final = 4_096
+_MAX_DIRECTORIES: Final = 20_000
+_SUBFILE_TAG: Final = 254
+_NOT_PAGES: Final = 1 | 4  # a smaller version of another image, a mask
 _TILE_TAGS: Final = (322, 323)
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
+_FIRST_CHUNK: Final = b"\0\0\0\rIHDR"
 _MAX_ICONS: Final = 256
-_CODESTREAM: Final = b"\xff\x4f\xff\x51"
-_MAX_TILES: Final = 4_096
-_MAX_CHANNELS: Final = 4
 
 
 class ImageRefused(Exception):
@@ -78,40 +79,48 @@ class _TiffForm(NamedTuple):
     def entry_bytes(self) -> int:
         return struct.calcsize(self.entry)
 
+    def is_no_page(self, kind: int, _size: int, value: int) -> bool:
+        """Say whether a directory is not of a page, by its entry of that."""
+        order: Literal["little", "big"] = "little" if self.order == "<" else "big"
+        used = value.to_bytes(8 if self.is_big else 4, order)[: _VALUE_BYTES.get(kind, 1)]
+        return bool(int.from_bytes(used, order) & _NOT_PAGES)
 
-def count_pages(data: bytes, limit: int) -> int:
-    """Return the number of pages of a TIFF, at most `limit` + 1; raises `Damaged`.
 
-    Only directories are read. Their values must not be longer than the file: Pillow copies each
-    value, so that many entries of the same bytes would fill the memory.
+def page_directories(data: bytes, limit: int) -> list[int]:
+    """Return the places of a TIFF's pages among its directories, at most `limit` + 1 of them.
+
+    The others are thumbnails and masks. Only directories are read; raises `Damaged`. Their values
+    must not be longer than the file: Pillow copies each value, so that many entries of the same
+    bytes would fill the memory.
     """
     if not is_tiff(data):
         raise Damaged
     form = _TiffForm(*_TIFF_STARTS[data[:4]])
     position, num_bytes = 8 if form.is_big else 4, 0
     offsets: set[int] = set()
+    pages: list[int] = []
     try:
-        while len(offsets) <= limit:
+        while len(pages) <= limit:
             [offset] = struct.unpack_from(form.offset, data, position)
             if not offset or offset in offsets:
                 break
             [count] = struct.unpack_from(form.entry_count, data, offset)
-            if count > _MAX_ENTRIES:
+            if count > _MAX_ENTRIES or len(offsets) == _MAX_DIRECTORIES:
                 raise Damaged
-            offsets.add(offset)
             start = offset + struct.calcsize(form.entry_count)
             position = start + count * form.entry_bytes
-            num_bytes += sum(
-                size * _VALUE_BYTES.get(kind, 1)
-                for _, kind, size, _ in struct.iter_unpack(form.entry, data[start:position])
-            )
+            entries = [*struct.iter_unpack(form.entry, data[start:position])]
+            num_bytes += sum(size * _VALUE_BYTES.get(kind, 1) for _, kind, size, _ in entries)
+            if not any(tag == _SUBFILE_TAG and form.is_no_page(*rest) for tag, *rest in entries):
+                pages.append(len(offsets))
+            offsets.add(offset)
             if num_bytes > len(data):
                 raise Damaged
     except struct.error as exc:
         if not offsets:
             raise Damaged from exc
         # Truncated: the pages so far are decoded, and the last one reports it.
-    return max(1, len(offsets))
+    return pages or [0]
 
 
 def check_tile(tags: object, max_pixels: int) -> None:
@@ -142,45 +151,9 @@ def icon_size(data: bytes) -> tuple[int, int]:
 
 def _size_in_icon(data: bytes, place: int) -> tuple[int, int]:
     if data.startswith(_PNG, place):
+        if data[place + 8 : place + 16] != _FIRST_CHUNK:  # Pillow reads it wherever it comes
+            raise Damaged
         width, height = struct.unpack_from(">2I", data, place + 16)
         return width, height
     width, height = struct.unpack_from("<2i", data, place + 4)
     return abs(width), abs(height) // 2  # the mask is stored below the image
-
-
-def check_codestream(data: bytes, size: tuple[int, int]) -> None:
-    """Raise `Damaged` unless a JPEG 2000 codestream has the size that its file states.
-
-    It must not have more tiles or channels than images have, because each takes memory.
-    """
-    try:
-        start = _codestream_start(data)
-        if not data.startswith(_CODESTREAM, start):
-            raise Damaged
-        fields = struct.unpack_from(">8IH", data, start + 8)
-    except struct.error as exc:
-        raise Damaged from exc
-    right, bottom, left, top, width, height, tiles_left, tiles_top, channels = fields
-    if (right - left, bottom - top) != size or not (width and height and channels):
-        raise Damaged
-    columns, rows = -(-(right - tiles_left) // width), -(-(bottom - tiles_top) // height)
-    if columns * rows > _MAX_TILES or channels > _MAX_CHANNELS:
-        raise Damaged
-
-
-def _codestream_start(data: bytes) -> int:
-    """Return where the codestream begins: at once, or in a box of a JP2 file."""
-    if data.startswith(_CODESTREAM):
-        return 0
-    position = 0
-    while True:
-        length, kind = struct.unpack_from(">I4s", data, position)
-        header = 8
-        if length == 1:
-            [length] = struct.unpack_from(">Q", data, position + 8)
-            header = 16
-        if kind == b"jp2c":
-            return position + header
-        if length < header:  # 0: the box is the last one
-            raise Damaged
-        position += length

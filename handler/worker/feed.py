@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from tidemill.batch.file.lines import RawLine
 from tidemill.engine_process.canary import Canary
@@ -16,10 +16,15 @@ from tidemill.engine_process.frames import Row
 from .gpu_time import EngineLoad, GpuTime
 from .prefetch import Prefetch
 from .shard.line_order import Rank
-from .shard.shard_run import ShardRun
+from .shard.media_access import is_unread
+from .shard.shard_run import EarlyEnd, ShardRun
 
 _LINES_OF_FIRST = 8
 """Lines of a tenant's first batch for each line of another one."""
+
+_UNREAD: Final = "media in S3 cannot be read"
+_UNREAD_DELAYS: Final = (2.0, 5.0, 10.0, 20.0)
+_UNREAD_RESENT_SECONDS: Final = 60.0
 
 
 class Engine(Protocol):
@@ -300,12 +305,26 @@ class Feed:
     async def _run_line(self, run: ShardRun, line: RawLine) -> None:
         run.meter.begin_row()
         started_ns = time.time_ns()
-        data = run.cascade.line_of(line).data
-        row = await self._engine.fetch_row(line.number, run.batch.created_at, data)
+        row = await self._row_of(run, line)
         run.span.add(line, row, started_ns)
         self.num_answered += 1
         self._feeds.gpu_time.share()
         run.finish(line, row)
+
+    async def _row_of(self, run: ShardRun, line: RawLine) -> Row:
+        """Return the row of a line; while its media in S3 cannot be read, it is run again.
+
+        After the last delay the shard is released: a failure of S3 must not fail lines.
+        """
+        data = run.cascade.line_of(line).data
+        for delay in (*_UNREAD_DELAYS, None):
+            row = await self._engine.fetch_row(line.number, run.batch.created_at, data)
+            if not is_unread(row):
+                return row
+            if delay is not None:
+                await asyncio.sleep(delay)
+        run.end(EarlyEnd(_UNREAD, is_resent=True, delay_seconds=_UNREAD_RESENT_SECONDS))
+        raise asyncio.CancelledError
 
     def _done(self, run: ShardRun, line: RawLine, task: asyncio.Task[None]) -> None:
         run.requests.discard(task)

@@ -212,10 +212,11 @@ def _no_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-def engine_config(options: EngineOptions) -> EngineConfig:
+def engine_config(options: EngineOptions, *, media_seconds: float = 0) -> EngineConfig:
     """Return the engine's config from the options; raises Refused for invalid ones.
 
-    Without `--model`, it is the demo model, which is logged.
+    Without `--model`, it is the demo model, which is logged. `media_seconds` is how long requests
+    wait while S3 fails to return their media.
     """
     from tidemill.engine.config import EngineConfig
     from tidemill.protocol.contract import EngineError
@@ -262,18 +263,18 @@ def engine_config(options: EngineOptions) -> EngineConfig:
             speculative_decoding=not options.no_speculative_decoding,
             batch_invariant=options.batch_invariant,
             mm_processor_kwargs=json.loads(options.mm_processor_kwargs or "{}"),
-            read_object=_read_object(options),
+            read_object=_read_object(options, media_seconds),
             **given,
         )
     except EngineError as exc:
         raise Refused(str(exc)) from exc
 
 
-def _read_object(options: EngineOptions) -> ReadObject | None:
+def _read_object(options: EngineOptions, patience_seconds: float) -> ReadObject | None:
     from .media_objects import ObjectReader
 
     allowed = options.allowed_media_buckets
-    return ObjectReader(allowed) if allowed else None
+    return ObjectReader(allowed, patience_seconds) if allowed else None
 
 
 def _fetch_limits(options: EngineOptions) -> FetchLimits:

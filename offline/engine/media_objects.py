@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
+from tidemill.net.backoff import exponential_delays, retry_async
 from tidemill.net.fetch import ByteBudget, FetchFailed
 from tidemill.protocol.urls import ObjectUrl, parse_object_url
 
@@ -23,6 +24,9 @@ _CHUNK_BYTES: Final = 2**18
 _NUM_TRIES: Final = 3
 _DELAY_SECONDS: Final = 0.5
 _OBJECT_SECONDS: Final = 300.0
+# Delays of a patient reader's retries.
+_OUTAGE_SECONDS: Final = 1.0
+_MAX_OUTAGE_SECONDS: Final = 30.0
 # Errors of an object or its address. All others are of the store, the network or the credentials.
 _REASONS: Final = {
     "404": "the object does not exist",
@@ -38,14 +42,20 @@ _REASONS: Final = {
 }
 
 
+class _NotSetUp(FetchFailed):
+    """S3 cannot be used by this process at all; waiting does not help."""
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectReader:
     """Reads objects with this process's AWS credentials.
 
     `allowed` are buckets, each perhaps followed by a slash and the prefix of its keys; `*` is any.
+    While S3 fails, reads are repeated, until all of them have failed for `patience_seconds`.
     """
 
     allowed: tuple[str, ...]
+    patience_seconds: float = 0
 
     async def __call__(self, url: str, max_bytes: int, allowance: ByteBudget) -> bytes:
         """Return an object of at most `max_bytes`, counted in `allowance`; raises `FetchFailed`."""
@@ -55,7 +65,12 @@ class ObjectReader:
             raise FetchFailed(str(exc)) from exc
         self._check(place)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(_threads(), _read, place, max_bytes, allowance)
+        return await retry_async(
+            lambda: loop.run_in_executor(_threads(), _read, place, max_bytes, allowance),
+            exponential_delays(_OUTAGE_SECONDS, most=_MAX_OUTAGE_SECONDS),
+            FetchFailed,
+            self._is_outage,
+        )
 
     def _check(self, place: ObjectUrl) -> None:
         for one in self.allowed:
@@ -66,6 +81,33 @@ class ObjectReader:
             f"{place.bucket} is not an allowed bucket, or the key has another prefix (allowed: "
             f"{', '.join(self.allowed)})"
         )
+
+    def _is_outage(self, failure: FetchFailed) -> bool:
+        """Say whether a read is to be repeated after its failure."""
+        if not failure.is_of_service or isinstance(failure, _NotSetUp):
+            return False
+        return _outage.seconds() < self.patience_seconds
+
+
+class _Outage:
+    """Time since the first failure of S3 after which no object was read."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def seconds(self) -> float:
+        """Return the time until this failure."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        return now - self._since
+
+    def end(self) -> None:
+        """Note that an object was read."""
+        self._since = None
+
+
+_outage = _Outage()
 
 
 @cache
@@ -79,7 +121,7 @@ def _aws() -> Aws:
     try:
         from tidemill.handler.aws.sync import Aws
     except ModuleNotFoundError as exc:
-        raise FetchFailed(
+        raise _NotSetUp(
             "s3:// URLs require boto3: pip install 'tidemill[cloud]'", is_of_service=True
         ) from exc
     return Aws()
@@ -90,16 +132,19 @@ def _read(place: ObjectUrl, max_bytes: int, allowance: ByteBudget) -> bytes:
     while True:
         tries_left -= 1
         try:
-            return _read_once(place, max_bytes, allowance, until)
+            data = _read_once(place, max_bytes, allowance, until)
         except FetchFailed as exc:
             if not exc.is_retryable or not tries_left or time.monotonic() > until:
                 raise
+        else:
+            _outage.end()
+            return data
         time.sleep(_DELAY_SECONDS * (_NUM_TRIES - tries_left))
 
 
 def _read_once(place: ObjectUrl, max_bytes: int, allowance: ByteBudget, until: float) -> bytes:
     aws = _aws()
-    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
     try:
         response = aws.clients["s3"].get_object(Bucket=place.bucket, Key=place.key)
@@ -108,6 +153,8 @@ def _read_once(place: ObjectUrl, max_bytes: int, allowance: ByteBudget, until: f
         if (reason := _REASONS.get(code)) is not None:
             raise FetchFailed(reason) from exc
         raise _of_service(f"S3 failed ({code or 'without a code'})") from exc
+    except NoCredentialsError as exc:
+        raise _NotSetUp("S3 failed (NoCredentialsError)", is_of_service=True) from exc
     except BotoCoreError as exc:
         raise _of_service(f"S3 failed ({type(exc).__name__})") from exc
     body, num_bytes = response["Body"], int(response["ContentLength"])

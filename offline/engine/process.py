@@ -36,20 +36,26 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--own-weights", action="store_true", help="download weights, because the parent does not"
     )
+    parser.add_argument("--media-seconds", type=float, default=0, help="wait for media in S3")
     parser.add_argument("--dialect", choices=("openai", "vllm"), default="openai")
     add_default_flags(parser)
     add_engine_flags(parser)
     return parser
 
 
-def load(options: EngineOptions, fetched: Callable[[], Mapping[str, str]] | None) -> Served:
+def load(
+    options: EngineOptions,
+    fetched: Callable[[], Mapping[str, str]] | None,
+    *,
+    media_seconds: float = 0,
+) -> Served:
     """Load the engine of the options; raises EngineError.
 
     Libraries and the device load while the parent downloads weights from S3, for which `fetched`
-    waits. It is None if the parent does not download any.
+    waits. It is None if the parent does not download any. `media_seconds` is as in `engine_config`.
     """
     try:
-        config = engine_config(options)
+        config = engine_config(options, media_seconds=media_seconds)
         return load_engine(
             config,
             served_names=served_names(options),
@@ -70,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         os.sched_setaffinity(0, {int(cpu) for cpu in parsed.cpus.split(",")})
 
     def load_with_defaults(fetched: Callable[[], Mapping[str, str]]) -> Served:
-        served = load(options, None if parsed.own_weights else fetched)
+        given = None if parsed.own_weights else fetched
+        served = load(options, given, media_seconds=parsed.media_seconds)
         return DefaultingServed(served, defaults) if defaults.flags else served
 
     serve(

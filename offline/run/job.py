@@ -71,6 +71,9 @@ from .tally import Tally
 if TYPE_CHECKING:
     from .echo import EchoedFields
 
+# Seconds for which requests wait while S3 fails, in all; an engine is not to seem stalled.
+_MEDIA_SECONDS: Final = 300.0
+_SHARE_OF_STALL: Final = 0.5
 _PREFIX_LEVEL: Final = 2  # lines with the same first 512 bytes go to one engine
 
 
@@ -94,12 +97,17 @@ def replicas(
     with held_weights(config, options.weights_cache) as here:
         command = engine_command(with_weights(options.with_media_buckets(), here, names))
         command += [*default_arguments(options.defaults), f"--dialect={options.dialect}"]
+        command.append(f"--media-seconds={_media_seconds(options)}")
         yield EngineReplicas(
             replica_commands(command, options, num_engines(options)),
             created=created,
             home=_home(index),
             stall_seconds=stall_limit(options),
         )
+
+
+def _media_seconds(options: RunOptions) -> float:
+    return min(_MEDIA_SECONDS, _SHARE_OF_STALL * stall_limit(options))
 
 
 def _home(index: LineIndex) -> Callable[[int], int]:
@@ -151,7 +159,7 @@ def _run_job(
     _check_calibration(options)
     num_engines(options)  # before the file is read
     template, names = chat_template(options), served_names(options)
-    config = engine_config(options.with_media_buckets())
+    config = engine_config(options.with_media_buckets(), media_seconds=_media_seconds(options))
     tally, launched, limit = Tally(options.shard), time.monotonic(), options.seconds_limit
     with ExitStack() as stack:
         stack.enter_context(rare_collections())

@@ -243,7 +243,9 @@ class ResponsesRequest(BaseModel):
         return [
             PlacedImage(f"input.{index}.{name}.{place}", part.image_url)
             if isinstance(part, ImagePart)
-            else PlacedImage(f"input.{index}.{name}.{place}", part.url, part.pages)
+            else PlacedImage(
+                f"input.{index}.{name}.{place}", part.url, part.pages, is_document=True
+            )
             for index, item in enumerate(self.input if isinstance(self.input, list) else ())
             for name in ("content", "output")
             if isinstance(parts := getattr(item, name, None), list)

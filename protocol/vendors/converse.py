@@ -84,6 +84,10 @@ def _block(block: Any) -> Any:
             return {"type": "text", "text": text}
         case {"json": value}:
             return {"type": "text", "text": json_text(value)}
+        case {"image": {"source": {"s3Location": {"uri": url}}}}:
+            return {"type": "image", "source": {"type": "url", "url": url}}
+        case {"document": {"format": "pdf", "source": {"s3Location": {"uri": url}}}}:
+            return {"type": "document", "source": {"type": "url", "url": url}}
         case {"image": {"format": kind, "source": {"bytes": data}}}:
             source = {"type": "base64", "media_type": f"image/{kind}", "data": data}
             return {"type": "image", "source": source}

@@ -145,9 +145,14 @@ def test_a_call_and_its_output_continue_a_conversation(client: openai.OpenAI, ch
         ({"input": [{"role": "user", "content": []}]}, "input.0.content", "must not be empty"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input", "must contain a message"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_audio", "data": "f"}]}]},
             "input.0.content.0.type",
-            "must be 'input_text' or 'input_image'",
+            "must be 'input_text', 'input_image' or 'input_file'",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
+            "input.0.content.0.file_id",
+            "",
         ),
         (
             {"text": {"format": {"type": "json_schema", "schema": {"type": "no"}}}},

@@ -37,11 +37,13 @@ from .shard_span import ShardSpan
 class EarlyEnd(NamedTuple):
     """Reason to release a shard before all its lines have rows.
 
-    With `is_resent` the shard's message is sent again at once, else a message for its batch.
+    With `is_resent` the shard's message is sent again, after `delay_seconds`, else a message for
+    its batch.
     """
 
     reason: str
     is_resent: bool = False
+    delay_seconds: float = 0
     verdict: Verdict | None = None
 
 
@@ -352,7 +354,7 @@ class ShardRun:
         await self._give_back(ending, max(0, self.attempts - 1))
         try:
             if ending.is_resent:
-                await self.message.resend()
+                await self.message.resend(ending.delay_seconds)
             else:
                 message, tenant = advance_message(self.shard.batch_id), self.batch.tenant
                 control = self._context.deployment.control

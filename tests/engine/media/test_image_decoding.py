@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, TiffImagePlugin
 
 from tidemill.engine.media.image_decoding import (
     FORMATS,
@@ -322,3 +322,22 @@ def test_a_codestream_has_the_stated_size(field: str, no_jp2: bool) -> None:  # 
         data[start + 40 : start + 42] = struct.pack(">H", 9)
     with pytest.raises(ImageRefused, match=r"damaged|not a PNG|the maximum is"):
         decode(bytes(data), max_pixels=ROOMY)
+
+
+@pytest.mark.parametrize("kind", [1, 4])
+@pytest.mark.parametrize("big_tiff", [False, True])
+def test_thumbnails_and_masks_are_skipped(big_tiff: bool, kind: int) -> None:  # noqa: FBT001
+    """Cameras and scanners add them between the pages."""
+    buffer = BytesIO()
+    with TiffImagePlugin.AppendingTiffWriter(buffer, new=True) as writer:
+        for number, subfile in enumerate([kind, 0, kind, 2]):
+            page = Image.new("L", (4 + number, 3), 20 * number)
+            page.save(writer, "TIFF", tiffinfo={254: subfile})
+            writer.newFrame()
+    data = buffer.getvalue() if not big_tiff else pages(2, big_tiff=True, tiffinfo={254: 2})
+    assert count_images(data, 9) == 2
+    widths = [decode(data, max_pixels=ROOMY, page=page).width for page in range(2)]
+    assert widths == ([4, 5] if big_tiff else [5, 7])
+    only = encoded(ramp(), "TIFF", tiffinfo={254: kind})
+    assert count_images(only, 9) == 1
+    assert decode(only, max_pixels=ROOMY).size == (6, 4)

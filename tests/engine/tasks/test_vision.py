@@ -422,10 +422,15 @@ async def test_pages_are_bounded(served: Dispatcher) -> None:
     assert param == "messages.0.content.1"
     assert "maximum number of images per request, 4" in words
     assert "with `pages`" in words
+    assert "`pages`" not in (await refused(served, image_part(tiff(*[picture(20, 20)] * 6))))[1]
     assert "exceeds" in (await refused(served, single, {**document, "pages": "1-4"}))[1]
     assert (await ask(served, user(single, {**document, "pages": "6,1-2"}))).status_code == 200
     param, words = await refused(served, {**document, "pages": "2,7"})
-    assert words == "The document of `messages.0.content.0` has 6 pages: page 7 does not exist."
+    missing = "The document of `messages.0.content.0` has 6 pages: page {} does not exist."
+    assert words == missing.format(7)
+    for selected, page in (("1-999999", 7), ("9-12,1", 9), ("1,2-3,8", 8)):
+        words = (await refused(served, {**document, "pages": selected}))[1]
+        assert words == missing.format(page)
     text = {"type": "file", "file": {"file_data": "data:text/plain;base64,aGVsbG8="}}
     assert "is not a PNG" in (await refused(served, text))[1]
     pdf = {"type": "file", "file": {"file_data": inline(b"%PDF-1.7 hello", "application/pdf")}}

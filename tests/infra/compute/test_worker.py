@@ -460,7 +460,7 @@ def test_a_worker_may_do_its_models_work_and_nothing_else(made: Compute, slug: s
         *(
             Grant(action, f"{BUCKET}/{folder}/*")
             for action in ("s3:GetObject", "s3:GetObjectVersion")
-            for folder in ("input", "files", "work")
+            for folder in ("input", "files", "media", "work")
         ),
         Grant("s3:PutObject", f"{BUCKET}/work/*"),
         Grant("s3:ListBucket", bucket, json.dumps({"StringLike": {"s3:prefix": [f"{prefix}*"]}})),

@@ -17,9 +17,10 @@ from tests.offline.run.test_s3_objects import at_store
 from tests.strict_store import StrictStore
 from tidemill.handler.aws.sync import Aws
 from tidemill.net.fetch import ByteBudget, FetchFailed
-from tidemill.offline.engine import media_objects
+from tidemill.offline.engine import media_objects, process
 from tidemill.offline.engine.engine import engine_config
 from tidemill.offline.engine.media_objects import ObjectReader
+from tidemill.offline.engine.options import EngineOptions
 from tidemill.offline.run.run_options import RunOptions
 
 __all__ = ["at_store"]
@@ -68,6 +69,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Given:
         return store
 
     monkeypatch.setattr(media_objects, "_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(media_objects, "_outage", media_objects._Outage())
     return give
 
 
@@ -135,6 +137,47 @@ async def test_errors_of_the_store_are_not_the_clients(given: Given, error: Exce
     assert failed.value.is_of_service
 
 
+async def test_a_run_waits_for_the_end_of_an_outage(
+    given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads the objects afterwards; errors of an object and of the setup are final."""
+    monkeypatch.setattr(media_objects, "_OUTAGE_SECONDS", 0.0)
+    patient = ObjectReader(("*",), patience_seconds=99)
+    outage = [
+        s3_error("SlowDown"),
+        s3_error("ExpiredToken"),
+        EndpointConnectionError(endpoint_url="x"),
+    ]
+    store = given(*outage * 5, b"abcd")
+    assert await read(patient, URL) == b"abcd"
+    assert len(store.wanted) == 16
+    for error in (s3_error("NoSuchKey"), NoCredentialsError()):
+        store = given(error)
+        with pytest.raises(FetchFailed):
+            await read(patient, URL)
+        assert len(store.wanted) == 1
+
+
+async def test_an_outage_is_waited_for_once(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then each object is tried once, so that a run ends; a read object ends it."""
+    monkeypatch.setattr(media_objects, "_OUTAGE_SECONDS", 0.0)
+    clock = iter(range(0, 10_000, 4))
+    monkeypatch.setattr(media_objects, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    patient = ObjectReader(("*",), patience_seconds=40)
+    store = given(*[s3_error("SlowDown")] * 50)
+    numbers = []
+    for _ in range(3):
+        before = len(store.wanted)
+        with pytest.raises(FetchFailed, match="SlowDown"):
+            await read(patient, URL)
+        numbers.append(len(store.wanted) - before)
+    assert numbers[0] > 3
+    assert numbers[1:] == [1, 1]
+    given(b"abcd", s3_error("SlowDown"), b"abcd")
+    assert await read(patient, URL) == b"abcd"
+    assert await read(patient, URL) == b"abcd"
+
+
 async def test_a_broken_download_is_repeated(given: Given) -> None:
     """Its bytes count once; after three tries the store is at fault."""
     budget = ByteBudget(5)
@@ -184,5 +227,17 @@ def test_a_run_of_own_input_may_read_every_bucket(name: str, allowed: tuple[str,
     assert options.with_media_buckets().allowed_media_buckets == allowed
     given = RunOptions(input_file=name, output_file="o", allowed_media_buckets=("mine",))
     assert given.with_media_buckets() == given
-    reader = engine_config(options.with_media_buckets()).read_object
-    assert reader == (ObjectReader(allowed) if allowed else None)
+    config = engine_config(options.with_media_buckets(), media_seconds=9)
+    assert config.read_object == (ObjectReader(allowed, 9) if allowed else None)
+
+
+def test_runs_wait_for_media_and_other_engines_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers and servers have other ways to repeat a request."""
+    options = EngineOptions(allowed_media_buckets=("mine",))
+    assert engine_config(options).read_object == ObjectReader(("mine",))
+    seconds = list[float]()
+    monkeypatch.setattr(process, "serve", lambda load, **_: load(dict))
+    monkeypatch.setattr(process, "load", lambda *_, media_seconds: seconds.append(media_seconds))
+    for flags in ([], ["--media-seconds=600"]):
+        process.main(["--reader-fd=0", "--writer-fd=0", *flags])
+    assert seconds == [0, 600]

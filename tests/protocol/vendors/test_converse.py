@@ -6,6 +6,7 @@ from typing import Any
 
 from tidemill.protocol.bodies import completion_body, usage_body
 from tidemill.protocol.chat import ChatCompletionRequest, chat_choice, message_body
+from tidemill.protocol.fetched_urls import fetched_urls
 from tidemill.protocol.requests import read_body
 from tidemill.protocol.vendors.converse import chat_of_converse, converse_of_chat, is_converse
 
@@ -86,4 +87,24 @@ def test_an_answer_has_its_form() -> None:
         "output": {"message": {"role": "assistant", "content": content}},
         "stopReason": "tool_use",
         "usage": {"inputTokens": 5, "outputTokens": 3, "totalTokens": 8},
+    }
+
+
+def test_media_in_s3_are_urls() -> None:
+    """An image may lack its format there."""
+    location = {"s3Location": {"uri": "s3://b/k", "bucketOwner": "1"}}
+    parts = [
+        {"text": "Look"},
+        {"image": {"format": "png", "source": location}},
+        {"document": {"format": "pdf", "name": "n", "source": location}},
+    ]
+    chat = chat_of_converse(
+        {"messages": [{"role": "user", "content": parts}], "inferenceConfig": {}}
+    )
+    _, image, document = chat["messages"][0]["content"]
+    assert image == {"type": "image_url", "image_url": {"url": "s3://b/k"}}
+    assert document["type"] == "file"
+    assert fetched_urls(chat) == {
+        "messages.0.content.1": "s3://b/k",
+        "messages.0.content.2": "s3://b/k",
     }
