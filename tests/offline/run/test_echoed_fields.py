@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.offline.given import HI, line, rows
+from tests.offline.given import CHAT, HI, line, rows
 from tidemill.batch.file.lines import RawLine
 from tidemill.demo import MODEL_PATH
 from tidemill.offline.console.errors import BadInput, Refused
@@ -79,7 +79,7 @@ def test_reused_rows_and_rows_not_run_have_them(
     assert {row["error"]["code"] for row in rows(late)} == {"batch_expired"}
 
 
-@pytest.mark.parametrize(
+_VENDORS = pytest.mark.parametrize(
     "record",
     [
         {"recordId": "a", "modelInput": {"messages": HI, "say": "x"}},
@@ -90,6 +90,9 @@ def test_reused_rows_and_rows_not_run_have_them(
     ],
     ids=["bedrock", "anthropic", "gemini", "no url", "chats"],
 )
+
+
+@_VENDORS
 def test_vendors_lines_have_fields_too(run: Any, tmp_path: Path, record: dict[str, Any]) -> None:
     """A row of a chat has all its fields next to the messages."""
     source, out = tmp_path / "in.jsonl", tmp_path / "rows.jsonl"
@@ -101,9 +104,27 @@ def test_vendors_lines_have_fields_too(run: Any, tmp_path: Path, record: dict[st
     assert [*row] == ["id", "custom_id", "response", "error", "label", "metadata"]
 
 
+@_VENDORS
+def test_fields_of_vendors_are_those_of_their_lines(
+    run: Any, tmp_path: Path, record: dict[str, Any]
+) -> None:
+    """A null is one, and the fields of a request are not mistaken for them."""
+    source, out = tmp_path / "in.jsonl", tmp_path / "rows.jsonl"
+    flags = ("-i", source, "-o", out, "--echo-fields", "label,method,url", "--force")
+    # The first line shows the vendor.
+    lines = [{**record, "label": None}, {**record, "url": 5, "method": {"a": None}}]
+    is_request = record.keys() == {"custom_id", "body"}
+    source.write_text("\n".join(map(json.dumps, lines[:1] if is_request else lines)))
+    assert run(*flags) == 0
+    first, *others = [[*row.items()][4:] for row in rows(out)]
+    given = [("method", "POST"), ("url", CHAT)] if is_request else []
+    assert first == [("label", None), *given]
+    assert others == ([] if is_request else [[("method", {"a": None}), ("url", 5)]])
+
+
 def test_a_number_that_json_lacks_is_null() -> None:
     """A row is always strict JSON; the fields come last."""
-    echo = EchoedFields(("b", "a"), is_of_chats=False)
+    echo = EchoedFields(("b", "a"))
     raw = RawLine(1, b'{"a": NaN, "b": "x", "body": {"c": 1}}')
     assert echo.add_to(ROW, raw) == ROW[:-2] + b',"b":"x","a":null}\n'
     assert echo.add_to(ROW, RawLine(1, b"[1]")) == ROW
