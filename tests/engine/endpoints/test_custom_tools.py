@@ -143,9 +143,21 @@ def test_a_choice_may_name_a_custom_tool(choice: dict[str, Any]) -> None:
             {"tools": [TOOL], "tool_choice": {"type": "custom", "custom": {"name": "b"}}},
             "tool_choice.custom.name",
         ),
+        ({"tools": [TOOL], "tool_choice": {"type": "custom"}}, "tool_choice.custom"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]},
             "messages.0.tool_calls.0.custom",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"type": "custom", "custom": {"name": "", "input": "a"}}],
+                    }
+                ]
+            },
+            "messages.0.tool_calls.0.custom.name",
         ),
         (
             {
