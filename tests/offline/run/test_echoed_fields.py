@@ -155,7 +155,7 @@ def test_shards_and_vllms_rows_have_them(
 
 
 def test_rows_of_two_engines_have_them() -> None:
-    """Each row has the fields of its own line."""
+    """Each row has the fields of its line."""
     lines = []
     for place in range(4):
         fields = {"custom_id": str(place), "url": "/v1/x", "body": {}, "label": place}

@@ -306,7 +306,7 @@ async def test_results_may_fill_several_pages(
 
 
 async def test_a_batch_may_be_deleted_at_any_time(tmp_path: Path) -> None:
-    """What is requested at the same moment finds no rows and no batch."""
+    """Other requests at that moment find neither rows nor a batch."""
     async with serving(tmp_path, ChatEngine()) as local:
         batch = await ended(local, (await create(local, {}))["id"])
         own = batch["id"].replace("msgbatch_", "batch_")
