@@ -262,9 +262,12 @@ def _choice_parts(choice: Mapping[str, Any], room: _Room, num_choices: int) -> I
         yield room.part("Refusal", as_text(message["refusal"]))
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
-        function = fields_in(fields_in(call).get("function"))
+        fields = fields_in(call)
+        function = fields_in(fields.get("function") or fields.get("custom"))
         title = f"Call of {short_name(as_text(function.get('name')))}"
-        yield room.parts(title, as_text(function.get("arguments", "")))
+        text = as_text(function.get("arguments", function.get("input", "")))
+        # The input of a custom tool is text, whatever it looks like.
+        yield (room.parts if "arguments" in function else room.part)(title, text)
 
 
 def _decision_parts(answers: object, room: _Room) -> list[Part]:

@@ -14,13 +14,31 @@ from .errors import RequestError
 from .validation import has_open_escape, short_repr
 
 _OWN_FIELDS = ("type", "format", "parameters", "strict")
-_BEGINNING: Final = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-_HALF: Final = "[dD][89a-fA-F]"  # the beginning of one half of a surrogate pair
+# Its white space is bounded: longer arguments without a match do not begin with the text.
+_BEGINNING: Final = re.compile(r'\s{0,32}\{\s{0,32}"input"\s{0,32}:\s{0,32}"')
+_MAX_BEGINNING_CHARS: Final = 256
 _HEX: Final = "[0-9a-fA-F]"
-_TEXT: Final = re.compile(
-    rf'(?:[^"\\]|\\[^u]|\\u(?!{_HALF}){_HEX}{{4}}'
-    rf"|\\u[dD][89abAB]{_HEX}{{2}}\\u[dD][c-fC-F]{_HEX}{{2}})*"
+_FIRST_HALF: Final = f"[dD][89abAB]{_HEX}{{2}}"  # of a surrogate pair
+_UNIT: Final = re.compile(
+    r'(?P<plain>[^"\\]+)'
+    rf"|(?P<pair>\\u{_FIRST_HALF}\\u[dD][c-fC-F]{_HEX}{{2}})"
+    rf"|(?P<open>\\(?:u(?:{_HEX}{{0,3}}"
+    rf"|{_FIRST_HALF}(?:\\(?:u(?:[dD](?:[c-fC-F]{_HEX}?)?)?)?)?)?)?\Z)"
+    rf"|\\u(?P<code>{_HEX}{{4}})"
+    r"|(?P<escape>\\.)"
+    r'|(?P<end>")',
+    re.DOTALL,
 )
+"""One unit of the content of a JSON string; `open` is an escape that may continue."""
+
+_ESCAPES: Final = dict(
+    zip(
+        (r"\"", r"\\", r"\/", r"\b", r"\f", r"\n", r"\r", r"\t"),
+        ('"', "\\", "/", "\b", "\f", "\n", "\r", "\t"),
+        strict=True,
+    )
+)
+_REPLACEMENT: Final = "\ufffd"
 
 
 class FormatFault(Exception):
@@ -65,14 +83,10 @@ def arguments_of(text: str) -> str:
 def input_of(arguments: str) -> str:
     """Return the text in the function's arguments, or the arguments if the model wrote others.
 
-    Truncated arguments have the beginning of the text.
+    Truncated arguments have the beginning of the text. Invalid escapes stay as they are.
     """
-    try:
-        value = from_json(arguments, allow_partial="trailing-strings")
-    except ValueError:
-        return arguments
-    text = value.get("input", None if value else "") if isinstance(value, dict) else None
-    return text if isinstance(text, str) else arguments
+    stream = InputStream()
+    return stream.add(arguments) + stream.end()
 
 
 class InputStream:
@@ -82,39 +96,65 @@ class InputStream:
     """
 
     def __init__(self) -> None:
-        self._held = ""
-        self._beginning: str | None = None  # until some text has been returned
+        self._before: list[str] = []  # the text
+        self._may_begin = True
         self._has_begun = False
         self._has_ended = False
+        self._open = ""  # an escape that may continue
 
     def add(self, piece: str) -> str:
         """Return the new text of a piece."""
-        if self._has_ended:
-            return ""
-        self._held += piece
         if not self._has_begun:
-            begun = _BEGINNING.match(self._held)
-            if begun is None:
-                return ""
-            self._has_begun, self._beginning = True, begun[0]
-            self._held = self._held[begun.end() :]
-        found = _TEXT.match(self._held)
-        text = "" if found is None else found[0]
-        self._held = self._held[len(text) :]
-        self._has_ended = self._held.startswith('"')
-        if text or self._has_ended:
-            self._beginning = None
-        try:
-            decoded: str = json.loads(f'"{text}"', strict=False)
-        except ValueError:  # an escape that JSON does not have
-            return text
-        return decoded
+            self._before.append(piece)
+            piece = self._after_beginning()
+        if not self._has_begun or self._has_ended:
+            return ""
+        content, self._open = self._open + piece, ""
+        texts = []
+        for unit in _UNIT.finditer(content):
+            if unit["end"]:
+                self._has_ended = True
+                break
+            if unit["open"]:
+                self._open = unit[0]
+                break
+            texts.append(_decoded(unit))
+        return "".join(texts)
 
     def end(self) -> str:
         """Return the rest of the text."""
-        if self._has_begun and self._beginning is None:
+        return "" if self._has_begun else _other_input("".join(self._before))
+
+    def _after_beginning(self) -> str:
+        if not self._may_begin:
             return ""
-        return input_of((self._beginning or "") + self._held)
+        text = "".join(self._before)
+        begun = _BEGINNING.match(text)
+        if begun is None:
+            self._may_begin = len(text) <= _MAX_BEGINNING_CHARS
+            return ""
+        self._has_begun = True
+        self._before.clear()
+        return text[begun.end() :]
+
+
+def _decoded(unit: re.Match[str]) -> str:
+    if unit["pair"]:
+        pair: str = json.loads(f'"{unit[0]}"')
+        return pair
+    if unit["code"]:
+        code = int(unit["code"], 16)
+        return _REPLACEMENT if 0xD800 <= code < 0xE000 else chr(code)
+    return _ESCAPES.get(unit[0], unit[0])
+
+
+def _other_input(arguments: str) -> str:
+    try:
+        value = from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
+        return arguments
+    text = value.get("input", None if value else "") if isinstance(value, dict) else None
+    return text if isinstance(text, str) else arguments
 
 
 def pattern_of(given: object) -> str | None:

@@ -179,6 +179,14 @@ class NamedToolChoice(BaseModel):
     type: _ToolType
     function: Annotated[_Named, Field(validation_alias=AliasChoices("function", "custom"))]
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_custom(cls, choice: object) -> object:
+        fields = choice if isinstance(choice, dict) else {}
+        if fields.get("type") == "custom" and fields.keys().isdisjoint(("function", "custom")):
+            raise fault(("custom",), "must be an object", None)
+        return choice
+
     @property
     def name_param(self) -> str:
         """Return the path of the name within the choice."""
@@ -346,9 +354,12 @@ def _with_function_call(call: object) -> object:
     custom = call.get("custom")
     if not isinstance(custom, dict):
         raise fault(("custom",), "must be an object", custom)
+    name = custom.get("name")
+    if not isinstance(name, str) or not name:
+        raise fault(("custom", "name"), "must be a string of at least 1 character", name)
     if not isinstance(custom.get("input"), str):
         raise fault(("custom", "input"), "must be a string", custom.get("input"))
-    function = {"name": custom.get("name"), "arguments": {"input": custom["input"]}}
+    function = {"name": name, "arguments": {"input": custom["input"]}}
     return {"id": call.get("id"), "type": "function", "function": function}
 
 

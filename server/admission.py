@@ -28,7 +28,7 @@ class AdmissionControl:
     """
 
     def __init__(self, max_running: int, max_waiting: int) -> None:
-        self._max_running = max_running
+        self.max_running = max_running
         self._max_inside = max_running + max_waiting
         self._max_sequences = SEQUENCES_PER_REQUEST * self._max_inside
         self._num_sequences = 0
@@ -79,14 +79,14 @@ class AdmissionControl:
 
     def _note_leaving(self, weight: int) -> None:
         now = time.monotonic()
-        if self._left_at is not None and self._num_sequences > self._max_running:
+        if self._left_at is not None and self._num_sequences > self.max_running:
             passed = (now - self._left_at) / weight
             self._seconds_between += _WEIGHT * (passed - self._seconds_between)
         self._left_at = now
 
     def _seconds_to_wait(self, weight: int) -> int:
         """Return the `Retry-After`: until half of the queue is gone and this weight fits."""
-        num_waiting = self._num_sequences - self._max_running
+        num_waiting = self._num_sequences - self.max_running
         too_many = self._num_sequences + weight - self._max_sequences
         seconds = math.ceil(max(num_waiting / 2, too_many) * self._seconds_between)
         return max(1, min(seconds, _MOST_SECONDS))

@@ -10,9 +10,8 @@ from typing import Any, Final
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from tidemill.protocol.contract import Reply, StreamedReply
+from tidemill.protocol.contract import Reply
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.requests import num_sequences
 from tidemill.protocol.routes import CHAT_COMPLETIONS
 from tidemill.protocol.stream import is_stream
 from tidemill.protocol.validation import short_repr
@@ -26,6 +25,12 @@ from .request_bodies import new_request_id
 PATHS: Final = tuple(f"{url}/batch" for url in sorted(CHAT_COMPLETIONS.exact))
 """URLs of batches of conversations."""
 
+MAX_CONVERSATIONS: Final = 2_048
+"""Maximum number of conversations in one request."""
+
+_MAX_FIELDS: Final = 256
+_AT_ONCE: Final = 32  # conversations that start in one turn of the event loop
+
 
 def routes(context: ServerContext) -> list[Route]:
     """Return the routes of batches of conversations."""
@@ -38,32 +43,56 @@ class ChatBatchRoute(InferenceRoute):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, run the conversations and send one completion, with a choice for each."""
         async with self.context.body_reader.read_object(scope, receive) as body:
-            chats = chats_of_batch(body)
-            with self.context.admission.admit(sum(map(num_sequences, chats))):
-                reply = await run_until_disconnect(receive, self._run(chats))
+            conversations, fields = batch_of_body(body)
+            with self.context.admission.admit(len(conversations)):
+                reply = await run_until_disconnect(receive, self._run(conversations, fields))
                 await (await reply_response(reply))(scope, receive, send)
 
-    async def _run(self, chats: Sequence[dict[str, Any]]) -> Reply:
+    async def _run(self, conversations: Sequence[object], fields: Mapping[str, Any]) -> Reply:
+        """Return one reply; the first error ends all other conversations."""
         created = int(time.time())
-        tasks = [
-            asyncio.create_task(self.reply(CHAT_COMPLETIONS.name, chat, new_request_id(), created))
-            for chat in chats
-        ]
+        replies: dict[int, Reply] = {}
+        room = asyncio.Semaphore(2 * self.context.admission.max_running)
+
+        async def answer(place: int, messages: object) -> None:
+            chat = {**fields, "messages": messages}
+            reply = await self.reply(CHAT_COMPLETIONS.name, chat, new_request_id(), created)
+            assert isinstance(reply, Reply)
+            if reply.status_code != 200:
+                raise _Failed(_error_of(place, reply))
+            replies[place] = reply
+            room.release()
+
         try:
-            replies = [await task for task in tasks]
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        return _joined(replies)
+            async with asyncio.TaskGroup() as group:
+                for place, messages in enumerate(conversations):
+                    await room.acquire()
+                    group.create_task(answer(place, messages))
+                    if place % _AT_ONCE == 0:
+                        await asyncio.sleep(0)
+        except ExceptionGroup as failures:
+            first = failures.exceptions[0]
+            if isinstance(first, _Failed):
+                return first.reply
+            raise first from None
+        return _joined([replies[place] for place in range(len(conversations))])
 
 
-def chats_of_batch(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the chat requests of a batch of conversations; raises `RequestError`."""
+class _Failed(Exception):
+    """A conversation without an answer; `reply` is that of the whole request."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__()
+        self.reply = reply
+
+
+def batch_of_body(body: Mapping[str, Any]) -> tuple[Sequence[object], dict[str, Any]]:
+    """Return the conversations of a body and their common fields; raises `RequestError`."""
     given = body.get("messages")
-    if not isinstance(given, list) or not given:
-        words = "must be a list of conversations, each a list of messages"
-        raise _refused("messages", f"{words}; got {short_repr(given)}")
+    if not isinstance(given, list) or not 0 < len(given) <= MAX_CONVERSATIONS:
+        words = f"must be a list of 1 to {MAX_CONVERSATIONS:,} conversations"
+        shown = f"{len(given):,}" if isinstance(given, list) else short_repr(given)
+        raise _refused("messages", f"{words}, each a list of messages; got {shown}")
     for place, messages in enumerate(given):
         if not isinstance(messages, list):
             words = f"must be a list of messages; got {short_repr(messages)}"
@@ -72,30 +101,37 @@ def chats_of_batch(body: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise _refused("stream", "is not supported for several conversations: omit it")
     if body.get("n") not in (None, 1):  # may be a list
         raise _refused("n", "must be 1 for several conversations: each has one choice")
-    return [{**body, "messages": messages} for messages in given]
+    if len(body) > _MAX_FIELDS:  # each conversation in flight has its own dictionary of them
+        raise RequestError(f"The body must have at most {_MAX_FIELDS} fields; got {len(body):,}.")
+    return given, {name: value for name, value in body.items() if name != "messages"}
 
 
 def _refused(param: str, words: str) -> RequestError:
     return RequestError(f"`{param}` {words}.", param=param)
 
 
-def _joined(replies: Sequence[Reply | StreamedReply]) -> Reply:
-    """Return one completion with the choices of all, or the first error with its number."""
-    bodies: list[dict[str, Any]] = []
-    choices: list[dict[str, Any]] = []
-    is_long = False
-    for place, reply in enumerate(replies):
-        assert isinstance(reply, Reply)
-        if reply.status_code != 200:
-            error = reply.body["error"]
-            message = f"Conversation {place}: {error['message']}"
-            return reply._replace(body={"error": {**error, "message": message}})
-        bodies.append(reply.body)
-        choices += [{**choice, "index": place} for choice in reply.body["choices"]]
-        is_long |= reply.is_long
-    usages = [body["usage"] for body in bodies if body.get("usage")]
+def _error_of(place: int, reply: Reply) -> Reply:
+    """Return the error of a conversation as that of the request: with its number."""
+    error = reply.body["error"]
+    message, param = str(error["message"]), error.get("param")
+    if isinstance(param, str) and param.partition(".")[0] == "messages":
+        own = f"messages.{place}{param.removeprefix('messages')}"
+        message, param = message.replace(f"`{param}`", f"`{own}`"), own
+    named = {**error, "message": f"Conversation {place}: {message}", "param": param}
+    return reply._replace(body={"error": named})
+
+
+def _joined(replies: Sequence[Reply]) -> Reply:
+    """Return one completion with the choices of all."""
+    choices = [
+        {**choice, "index": place}
+        for place, reply in enumerate(replies)
+        for choice in reply.body["choices"]
+    ]
+    usages = [reply.body["usage"] for reply in replies if reply.body.get("usage")]
     usage = {"usage": _sum(usages)} if usages else {}
-    return Reply(200, {**bodies[0], "choices": choices, **usage}, is_long=is_long)
+    is_long = any(reply.is_long for reply in replies)
+    return Reply(200, {**replies[0].body, "choices": choices, **usage}, is_long=is_long)
 
 
 def _sum(usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

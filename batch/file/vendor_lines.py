@@ -39,6 +39,12 @@ _ANTHROPIC_FIELDS: Final = ("anthropic_version", "system", "stop_sequences", "th
 _LARGE_BYTES: Final = 2**20  # the values of longer lines are freed one by one
 _DEPTH: Final = 9  # of the arguments of a call
 _ID_NAMES: Final = ("custom_id", "id")
+OF_REQUESTS: Final = frozenset({"method", "url", "body"})
+"""Fields of a request that a line gets when it becomes one."""
+
+VENDOR_FIELDS: Final = "vendor_fields"
+"""Field of a line with the fields of these names that the vendor's line has, if any."""
+
 # Names of Bedrock's models for texts, and those of a completion.
 _PARAMETERS: Final = {
     "max_gen_len": "max_tokens",
@@ -142,10 +148,13 @@ def _request(
         raise _BadLineError(_words(envelope.id, custom_id, "a string"), envelope.id)
     found, chat = _TRANSLATORS[vendor](body, url)
     line = {"custom_id": custom_id, "method": METHOD, "url": found, "body": chat}
-    own = line.keys() - ({"url", "method"} if vendor == "no_url" else set())
-    others = fields.keys() - own - {envelope.id, envelope.body, ROW_ERROR}
+    others = fields.keys() - {"custom_id", envelope.id, envelope.body, ROW_ERROR, VENDOR_FIELDS}
+    if vendor != "no_url" and (own := others & OF_REQUESTS):
+        line[VENDOR_FIELDS] = {name: fields[name] for name in fields if name in own}
+        others -= own
     line |= {name: fields[name] for name in fields if name in others}
-    return {name: value for name, value in line.items() if value is not None}
+    known = others - OF_REQUESTS
+    return {name: value for name, value in line.items() if value is not None or name in known}
 
 
 def _is_request(fields: dict[str, Any]) -> bool:

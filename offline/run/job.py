@@ -233,7 +233,7 @@ def _echoed_fields(options: RunOptions, requests: InputFile) -> EchoedFields | N
         return None
     from .echo import EchoedFields  # late: few runs have them
 
-    return EchoedFields(options.echo_fields, is_of_chats=requests.form.vendor == "chats")
+    return EchoedFields(options.echo_fields, requests.form.vendor)
 
 
 def _options_of_rows(options: RunOptions) -> RunOptions | None:

@@ -33,6 +33,10 @@ _OLDER: Final = (
     "SELECT place, document, progress, rows_end FROM batches WHERE place < ?1"
     " AND (?2 IS NULL OR json_extract(document, '$.endpoint') = ?2) ORDER BY place DESC LIMIT ?3"
 )
+_MERGED_RETRIES: Final = (
+    "SELECT id FROM batches WHERE json_extract(document, '$.retry.of') = ?"
+    " AND json_extract(document, '$.merge') = 'done'"
+)
 _NEWER: Final = _OLDER.replace("place < ", "place > ").replace("DESC", "ASC")
 
 
@@ -93,6 +97,10 @@ class BatchTable:
         """Return the ids of batches that are not terminal, oldest first."""
         query = "SELECT id FROM batches WHERE status IN (?, ?, ?, ?) ORDER BY place"
         return [batch_id for (batch_id,) in self._database.read(query, *OPEN)]
+
+    def merged_retries(self, batch_id: str) -> Sequence[str]:
+        """Return the IDs of the retries whose rows were merged into a batch."""
+        return [retry_id for (retry_id,) in self._database.read(_MERGED_RETRIES, batch_id)]
 
     def move(self, batch_id: str, status: Status, now: float, **changes: Any) -> Batch:
         """Move a batch to another status, with changes; raises InvalidMove."""

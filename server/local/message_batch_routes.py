@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import IO, Any, Final
 from uuid import uuid4
 
 from pydantic_core import from_json
@@ -20,8 +21,9 @@ from starlette.routing import Route
 
 from tidemill.batch.batch_request import BatchParams
 from tidemill.batch.errors import InvalidMove
-from tidemill.batch.file.formats import detect_file, open_lines
-from tidemill.batch.file.lines import LineError, RawLine, parse_line, read_lines
+from tidemill.batch.file.formats import detect_file, open_lines, stream_of
+from tidemill.batch.file.json_array import elements_as_lines
+from tidemill.batch.file.lines import FormatError, LineError, RawLine, parse_line, read_lines
 from tidemill.batch.file.rows import escape_separators
 from tidemill.batch.file.vendor_rows import vendor_row
 from tidemill.batch.model import Batch, Options
@@ -30,12 +32,14 @@ from tidemill.batch.results_object import GONE_CODE, MAX_LISTED_ROWS, rows_delet
 from tidemill.batch.states import Status
 from tidemill.batch.stored_file import File
 from tidemill.protocol.errors import RequestError
+from tidemill.protocol.json_bodies import TooManyValues, load_json
 from tidemill.protocol.json_printing import print_json
 from tidemill.protocol.validation import short_repr
 from tidemill.protocol.vendors.anthropic_answers import message_error
 
 from ..context import ServerContext
-from ..errors import MESSAGES, json_response
+from ..errors import MESSAGES, Refused, json_response, too_large
+from ..request_bodies import check_content_type
 from .batch_routes import BatchRoutes
 from .batches import StoredBatch
 from .query_params import int_param, not_found
@@ -49,7 +53,12 @@ _PATH: Final = f"{MESSAGES}/batches"
 _MEDIA_TYPE: Final = "application/x-jsonl"
 _PREFIXES: Final = ("batch_", "msgbatch_")  # of our IDs, and of Anthropic's
 _MAX_REQUESTS: Final = 100_000
+_REQUESTS: Final = f"a list of 1 to {_MAX_REQUESTS:,} requests"
 _MAX_ID_CHARS: Final = 64
+_BEGINNING: Final = re.compile(rb'[ \t\r\n]*+\{[ \t\r\n]*+"requests"[ \t\r\n]*+:[ \t\r\n]*+\[')
+_END: Final = re.compile(rb"\}[ \t\r\n]*+\Z")
+_MAX_END_BYTES: Final = 1_000
+_PIECE_BYTES: Final = 2**18
 _STATUSES: Final = {Status.CANCELLING: "canceling"}
 # Results of requests without a row, by the status of a batch that has ended.
 _NOT_RUN: Final = {Status.CANCELLED: "canceled", Status.EXPIRED: "expired"}
@@ -81,9 +90,11 @@ class MessageBatchRoutes:
 
     async def create(self, request: Request) -> Response:
         """Create a batch of the requests in the body."""
+        check_content_type(request.scope, "application/json")
         reader = self._context.body_reader
-        async with reader.read_object(request.scope, request.receive) as body:
-            batch = await self._batches.start(lambda: self._create(_requests_of(body)))
+        # Its requests are parsed one by one, so only its bytes are held.
+        async with reader.read(request.scope, request.receive, _same, is_json=False) as data:
+            batch = await self._batches.start(lambda: self._create(data))
         return await self._respond(request, batch.id)
 
     async def list(self, request: Request) -> Response:
@@ -128,7 +139,7 @@ class MessageBatchRoutes:
         if not stored.batch.is_terminal:
             words = f"Batch {shown} cannot be deleted before it has ended: cancel it first."
             raise RequestError(words)
-        await asyncio.to_thread(self._store.delete_batch, stored)
+        await asyncio.to_thread(self._store.delete_batch, stored.batch.id)
         return json_response({"id": shown, "type": "message_batch_deleted"})
 
     async def send_results(self, request: Request) -> Response:
@@ -139,12 +150,25 @@ class MessageBatchRoutes:
             raise RequestError(words)
         try:
             first = await asyncio.to_thread(self._page, stored.batch, 0)
-        except RowsGone as exc:
+            requests = await asyncio.to_thread(self._requests_if_needed, stored)
+        except (RowsGone, FileNotFoundError) as exc:
             words = rows_deleted_message(stored.batch)
             raise RequestError(words, code=GONE_CODE, status_code=410) from exc
-        return StreamingResponse(self._results(stored, first), media_type=_MEDIA_TYPE)
+        return StreamingResponse(self._results(stored, first, requests), media_type=_MEDIA_TYPE)
 
-    def _results(self, stored: StoredBatch, page: RowPage) -> Iterator[bytes]:
+    def _requests_if_needed(self, stored: StoredBatch) -> IO[bytes] | None:
+        """Return the open input of a batch that has requests without a row.
+
+        It may be deleted while results are sent. Raises FileNotFoundError.
+        """
+        done = stored.batch.final or stored.progress
+        if done.num_rows >= stored.batch.num_rows:
+            return None
+        return self._store.folder.file(stored.batch.input_file_id).open("rb")
+
+    def _results(
+        self, stored: StoredBatch, page: RowPage, requests: IO[bytes] | None
+    ) -> Iterator[bytes]:
         """Yield the results of rows, then those of the requests without one."""
         lines: set[int] = set()
         while page.rows:
@@ -152,18 +176,12 @@ class MessageBatchRoutes:
             results = (vendor_row("anthropic", {}, from_json(row)) for _, row in page.rows)
             yield b"".join(map(_printed, results))
             page = self._page(stored.batch, page.rows[-1][0])
-        if len(lines) < stored.batch.num_rows:
-            yield from self._results_without_row(stored.batch, lines)
-
-    def _results_without_row(self, batch: Batch, lines: set[int]) -> Iterator[bytes]:
-        path = self._store.folder.file(batch.input_file_id)
-        if not path.exists():
-            return
-        with path.open("rb") as file:
-            for raw in read_lines(open_lines(detect_file(file), file)):
-                if raw.number not in lines:
-                    result = _result_of_end(batch, raw.number)
-                    yield _printed({"custom_id": _custom_id(raw), "result": result})
+        if requests is not None:
+            with requests as file:
+                for raw in read_lines(open_lines(detect_file(file), file)):
+                    if raw.number not in lines:
+                        result = _result_of_end(stored.batch, raw.number)
+                        yield _printed({"custom_id": _custom_id(raw), "result": result})
 
     def _page(self, batch: Batch, after_line: int) -> RowPage:
         return self._store.results.page(batch, after_line, MAX_LISTED_ROWS)
@@ -179,11 +197,17 @@ class MessageBatchRoutes:
     async def _respond(self, request: Request, batch_id: str) -> Response:
         return json_response(_message_batch(await self._batches.stored(batch_id), request))
 
-    def _create(self, requests: Sequence[dict[str, Any]]) -> Batch:
-        """Store the requests as a file, and add a batch of it."""
+    def _create(self, data: bytes) -> Batch:
+        """Store the requests of a body as a file, and add a batch of it; raises `RequestError`."""
         with incoming_file(self._store.folder) as path:
             with path.open("wb") as out:
-                num_bytes = sum(out.write(_printed(each)) for each in requests)
+                try:
+                    num_requests = _write_requests(out, _elements(data))
+                except FormatError:  # a body with other fields, or one that is not JSON
+                    out.seek(0)
+                    out.truncate()
+                    num_requests = _write_requests(out, _values(data))
+                num_bytes = out.tell()
                 out.flush()
                 os.fsync(out.fileno())
             file_id, now = f"file-{uuid4().hex}", int(time.time())
@@ -193,19 +217,60 @@ class MessageBatchRoutes:
         batch_id = batch_id_of_request(DROP_TENANT, uuid4().hex)
         # An invalid request gets an error in its result, as with Anthropic.
         params = BatchParams(file_id, MESSAGES, Options(on_invalid_line="skip"))
-        return self._batches.add(batch_id, params, num_rows=len(requests))
+        return self._batches.add(batch_id, params, num_rows=num_requests)
 
 
-def _requests_of(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the requests of a body, with unchecked parameters; raises `RequestError`."""
+async def _same(data: bytes) -> bytes:
+    return data
+
+
+def _elements(data: bytes) -> Iterator[object]:
+    """Yield the elements of `requests`, which is the only field of a body.
+
+    Each may have as many values as a request. Raises FormatError for other bodies, and
+    `RequestError` for an element that is too large or not JSON.
+    """
+    begun, end = _BEGINNING.match(data), _END.search(data, max(0, len(data) - _MAX_END_BYTES))
+    if begun is None or end is None:
+        raise FormatError("The body has other fields.")
+    starts = range(begun.end() - 1, end.start(), _PIECE_BYTES)
+    pieces = (data[start : min(start + _PIECE_BYTES, end.start())] for start in starts)
+    for place, raw in enumerate(read_lines(stream_of(elements_as_lines(pieces)))):
+        if raw.overlong is not None:
+            raise too_large(raw.overlong.limit)
+        yield _parsed(raw.data, f"`requests.{place}`")
+
+
+def _values(data: bytes) -> Iterator[object]:
+    """Yield the elements of `requests` of any body, which has as many values as a request."""
+    body = _parsed(data, "The body")
+    if not isinstance(body, dict):
+        raise RequestError("The body must be a JSON object.", code="invalid_json")
     given = body.get("requests")
-    if not isinstance(given, list) or not 0 < len(given) <= _MAX_REQUESTS:
-        raise _bad_field("requests", f"a list of 1 to {_MAX_REQUESTS:,} requests", given)
+    if not isinstance(given, list):
+        raise _bad_field("requests", _REQUESTS, given)
+    yield from given
+
+
+def _parsed(data: bytes, name: str) -> object:
+    try:
+        return load_json(data, in_slices=True)
+    except TooManyValues as exc:
+        words = f"{name} {exc}: send less in one request."
+        raise Refused(words, status_code=413, code="body_too_large") from None
+    except ValueError as exc:
+        raise RequestError(f"{name} is not JSON: {exc}.", code="invalid_json") from None
+
+
+def _write_requests(out: IO[bytes], elements: Iterable[object]) -> int:
+    """Write requests, with unchecked parameters; return their number; raises `RequestError`."""
     places: dict[str, int] = {}
-    requests = []
-    for place, each in enumerate(given):
+    for place, each in enumerate(elements):
         get = each.get if isinstance(each, dict) else {}.get
         custom_id, params, param = get("custom_id"), get("params"), f"requests.{place}"
+        if place == _MAX_REQUESTS:
+            words = f"`requests` must be {_REQUESTS}; got more."
+            raise RequestError(words, param="requests")
         if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MAX_ID_CHARS:
             kind = f"a string of 1 to {_MAX_ID_CHARS} characters"
             raise _bad_field(f"{param}.custom_id", kind, custom_id)
@@ -215,8 +280,10 @@ def _requests_of(body: dict[str, Any]) -> list[dict[str, Any]]:
             param = f"{param}.custom_id"
             words = f"`{param}` must be unique: `requests.{first}` has the same one."
             raise RequestError(words, param=param)
-        requests.append({"custom_id": custom_id, "params": params})
-    return requests
+        out.write(_printed({"custom_id": custom_id, "params": params}))
+    if not places:
+        raise _bad_field("requests", _REQUESTS, [])
+    return len(places)
 
 
 def _bad_field(param: str, kind: str, value: object) -> RequestError:

@@ -104,7 +104,8 @@ class Results:
         """Delete the row positions of ended batches whose files are gone."""
         for (batch_id,) in self._database.read(_ENDED, *OPEN):
             stored = self._batches.get(batch_id)
-            assert stored is not None, batch_id
+            if stored is None:  # deleted just now
+                continue
             ids = filter(None, (stored.batch.output_file_id, stored.batch.error_file_id))
             if all(self._files.get(file_id) is None for file_id in ids):
                 with self._database.writing() as connection:
@@ -132,7 +133,8 @@ class Results:
         """Return positions of rows, and the batch at that moment: rows move when it ends."""
         with self._database.unchanged():
             stored = self._batches.get(batch_id)
-            assert stored is not None, batch_id
+            if stored is None:
+                raise RowsGone("The batch has been deleted.")
             is_all = len(kinds) == len(RowKind)
             queries = [_AFTER.format("", "")] if is_all else [_OF_KIND[kind] for kind in kinds]
             read = [self._database.read(each, stored.place, after_line, limit) for each in queries]

@@ -15,7 +15,7 @@ from tidemill.batch.file.lines import FormatError, RawLine, read_lines
 from tidemill.batch.file.row_order import rows_of_lines
 from tidemill.batch.file.rows import is_success
 from tidemill.batch.model import Batch, Retry
-from tidemill.batch.object_keys import DROP_TENANT, result_file_id
+from tidemill.batch.object_keys import DROP_TENANT
 from tidemill.batch.parts import RowKind
 from tidemill.batch.result_kinds import ERRORS, KINDS, OUTPUT, ResultKind
 from tidemill.batch.retry import (
@@ -27,7 +27,7 @@ from tidemill.batch.retry import (
 from tidemill.batch.stored_file import File
 
 from .rows import MergedPlaces, kind_of
-from .store import Store
+from .store import Store, merged_file_id
 from .upload import incoming_file
 
 _SUFFIXES = (".gz", ".jsonl", ".ndjson", ".json", ".retry")
@@ -99,7 +99,7 @@ def merge_retry(
     for kind, path in paths.items():
         changes |= kind.fields(file_id=None)
         if counts[kind]:
-            file_id = result_file_id(batch.id, f"{kind.name} of {old.id}")
+            file_id = merged_file_id(kind, old.id, batch.id)
             num_bytes = path.stat().st_size
             path.rename(store.folder.file(file_id))
             files.append(result_file(old, kind, file_id, num_bytes))

@@ -158,7 +158,8 @@ class Runner:
     def _move_to_cancelled(self, batch_id: str) -> Batch:
         table = self._store.batches
         stored = table.get(batch_id)
-        assert stored is not None, batch_id
+        if stored is None:
+            raise InvalidMove(f"Batch {batch_id} has been deleted.")
         if stored.batch.status in (Status.CANCELLING, Status.CANCELLED):
             return stored.batch
         moved = table.move(batch_id, Status.CANCELLING, self._clock())

@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidemill.batch.object_keys import result_file_id
+from tidemill.batch.result_kinds import KINDS, ResultKind
 from tidemill.batch.stored_file import File
 
 from . import batches, files, history, input_lines, responses, rows, uploads
-from .batches import BatchTable, StoredBatch
+from .batches import BatchTable
 from .database import Database
 from .files import FileTable
 from .folder import Folder, is_full, lock_folder, sync_folder
@@ -72,10 +74,21 @@ class Store:
         """Return the finished rows of a running batch."""
         return Rows(self.database, self.batches, batch_id, self.folder.rows_of(batch_id))
 
-    def delete_batch(self, stored: StoredBatch) -> None:
-        """Delete a batch that has ended, with its input, its results and its history."""
+    def delete_batch(self, batch_id: str) -> None:
+        """Delete a batch that has ended, with its input, its results and its history.
+
+        Its merged retries and the results before them are deleted too.
+        """
+        stored = self.batches.get(batch_id)
+        if stored is None:
+            return
         batch, place = stored.batch, stored.place
-        for file_id in (batch.input_file_id, batch.output_file_id, batch.error_file_id):
+        ids = {batch.input_file_id, *(kind.file_id_of(batch) for kind in KINDS)}
+        ids |= {kind.field(batch, "file_id") for kind in KINDS}
+        for retry_id in self.batches.merged_retries(batch_id):
+            ids |= {merged_file_id(kind, batch_id, retry_id) for kind in KINDS}
+            self.delete_batch(retry_id)
+        for file_id in ids:
             if file_id is not None:
                 self.files.delete(file_id)
         with self.database.writing() as connection:
@@ -108,6 +121,11 @@ class Store:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 self.delete_work(path.name)
+
+
+def merged_file_id(kind: ResultKind, batch_id: str, retry_id: str) -> str:
+    """Return the ID of a result file of a batch after the rows of a retry were merged into it."""
+    return result_file_id(retry_id, f"{kind.name} of {batch_id}")
 
 
 @contextmanager

@@ -67,13 +67,17 @@ def test_each_kind_of_answer_has_parts(body: dict[str, Any], parts: list[Part]) 
 
 
 def test_reasoning_and_tool_calls_are_separate_parts() -> None:
-    """Arguments are shown as fields."""
-    call = {"function": {"name": "look", "arguments": '{"at": 1}'}}
-    message = {"content": None, "reasoning": "Hm", "tool_calls": [call]}
+    """Arguments are shown as fields, and the input of a custom tool as text."""
+    calls = [
+        {"function": {"name": "look", "arguments": '{"at": 1}'}},
+        {"type": "custom", "custom": {"name": "code", "input": '{"at": 1}'}},
+    ]
+    message = {"content": None, "reasoning": "Hm", "tool_calls": calls}
     view = row_view(1, row_of({"choices": [{"message": message, "finish_reason": "tool_calls"}]}))
     assert list(view.answer) == [
         Part("Reasoning", "Hm"),
         Part("Call of look", fields=(Field("at", "1"),)),
+        Part("Call of code", '{"at": 1}'),
     ]
     assert view.words == ("tool_calls",)
 

@@ -65,9 +65,10 @@ async def streamed(scene: ToolScene, **body: Any) -> list[dict[str, Any]]:
         (arguments_of('print("é")\n' * 3), 'print("é")\n' * 3),
         ('{"input": "a\\ud83d\\ude00\\u00e9b"}', "a😀éb"),
         ('{"city": 5}', '{"city": 5}'),
-        ('{"input": "\\ud800"}', '{"input": "\\ud800"}'),
+        ('{"input": "a\\ud800 and the rest"}', "a\ufffd and the rest"),
+        ('{"input": "a\n\\d+\\u12"}', "a\n\\d+\\u12"),
     ],
-    ids=["text", "escapes", "others", "surrogate"],
+    ids=["text", "escapes", "others", "surrogate", "not JSON"],
 )
 async def test_a_call_has_its_input(written: str, text: str) -> None:
     """A stream has the same calls, next to those of functions."""
@@ -142,9 +143,21 @@ def test_a_choice_may_name_a_custom_tool(choice: dict[str, Any]) -> None:
             {"tools": [TOOL], "tool_choice": {"type": "custom", "custom": {"name": "b"}}},
             "tool_choice.custom.name",
         ),
+        ({"tools": [TOOL], "tool_choice": {"type": "custom"}}, "tool_choice.custom"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]},
             "messages.0.tool_calls.0.custom",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"type": "custom", "custom": {"name": "", "input": "a"}}],
+                    }
+                ]
+            },
+            "messages.0.tool_calls.0.custom.name",
         ),
         (
             {
@@ -165,6 +178,38 @@ def test_a_wrong_field_is_named(wrong: dict[str, Any], param: str) -> None:
         parse(ChatCompletionRequest, {"messages": [USER], **wrong})
     assert caught.value.param == param
     assert f"`{param}`" in caught.value.message
+
+
+_PIECES = st.sampled_from(
+    [
+        *('{"input": "', '"}', '"', "\\", "\\n", "\\q", "\n", "é", "ab", "\\u", "\\u12", "\\u00e9"),
+        *("\\ud83d", "\\uDE00", "\\ud83d\\ude00", ', "input": "b"', '{"x": 1, "input": "c"}', " "),
+    ]
+)
+
+
+@given(st.sampled_from(["", '{"input": "']), st.lists(_PIECES, max_size=12).map("".join))
+def test_an_input_is_the_same_however_it_is_cut(beginning: str, rest: str) -> None:
+    """The output of a model need not be JSON."""
+    arguments = beginning + rest
+    whole = input_of(arguments)
+    for cut in range(len(arguments) + 1):
+        stream = InputStream()
+        assert stream.add(arguments[:cut]) + stream.add(arguments[cut:]) + stream.end() == whole
+    stream = InputStream()
+    assert "".join([*map(stream.add, arguments), stream.end()]) == whole
+    whole.encode()
+
+
+@pytest.mark.parametrize("written", ['{"input": "\\ud83d', "[", " "])
+def test_a_long_call_is_read_in_linear_time(written: str) -> None:
+    """Only an escape that may continue is held, and the beginning is matched only at first."""
+    stream, held = InputStream(), [0]
+    stream.add(written)
+    for _ in range(3_000):
+        stream.add("\\ud83d" if "input" in written else " ")
+        held.append(len(stream._open) + len(stream._before) * stream._may_begin)
+    assert max(held) <= 300
 
 
 @given(st.text(), st.integers(1, 5), st.sampled_from(["ascii", "utf-8"]))

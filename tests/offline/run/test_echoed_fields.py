@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.offline.given import HI, line, rows
+from tests.offline.given import CHAT, HI, line, rows
 from tidemill.batch.file.lines import RawLine
+from tidemill.batch.file.run_line import LineResult
+from tidemill.cli.main import main
 from tidemill.demo import MODEL_PATH
 from tidemill.offline.console.errors import BadInput, Refused
+from tidemill.offline.files.input_file import PlacedLine
 from tidemill.offline.run.echo import EchoedFields
+from tidemill.offline.run.replicas import EngineReplicas
 
 ROW = b'{"id":"batch_req_1","custom_id":"a","response":null,"error":null}\n'
+IDS = {"a": 200, "b": 400, "c": 200, "d": 500}
+SCRIPT = Path(__file__).parents[3] / "tests/engine_process/scripted_engine.py"
 META = {"a": [1, "é\u2028"]}
 
 
@@ -79,7 +87,7 @@ def test_reused_rows_and_rows_not_run_have_them(
     assert {row["error"]["code"] for row in rows(late)} == {"batch_expired"}
 
 
-@pytest.mark.parametrize(
+_VENDORS = pytest.mark.parametrize(
     "record",
     [
         {"recordId": "a", "modelInput": {"messages": HI, "say": "x"}},
@@ -90,6 +98,9 @@ def test_reused_rows_and_rows_not_run_have_them(
     ],
     ids=["bedrock", "anthropic", "gemini", "no url", "chats"],
 )
+
+
+@_VENDORS
 def test_vendors_lines_have_fields_too(run: Any, tmp_path: Path, record: dict[str, Any]) -> None:
     """A row of a chat has all its fields next to the messages."""
     source, out = tmp_path / "in.jsonl", tmp_path / "rows.jsonl"
@@ -101,12 +112,64 @@ def test_vendors_lines_have_fields_too(run: Any, tmp_path: Path, record: dict[st
     assert [*row] == ["id", "custom_id", "response", "error", "label", "metadata"]
 
 
+@_VENDORS
+def test_fields_of_vendors_are_those_of_their_lines(
+    run: Any, tmp_path: Path, record: dict[str, Any]
+) -> None:
+    """A null is one, and the fields of a request are not mistaken for them."""
+    source, out = tmp_path / "in.jsonl", tmp_path / "rows.jsonl"
+    flags = ("-i", source, "-o", out, "--echo-fields", "label,method,url", "--force")
+    # The first line shows the vendor.
+    lines = [{**record, "label": None}, {**record, "url": 5, "method": {"a": None}}]
+    is_request = record.keys() == {"custom_id", "body"}
+    source.write_text("\n".join(map(json.dumps, lines[:1] if is_request else lines)))
+    assert run(*flags) == 0
+    first, *others = [[*row.items()][4:] for row in rows(out)]
+    given = [("method", "POST"), ("url", CHAT)] if is_request else []
+    assert first == [("label", None), *given]
+    assert others == ([] if is_request else [[("method", {"a": None}), ("url", 5)]])
+
+
 def test_a_number_that_json_lacks_is_null() -> None:
     """A row is always strict JSON; the fields come last."""
-    echo = EchoedFields(("b", "a"), is_of_chats=False)
+    echo = EchoedFields(("b", "a"))
     raw = RawLine(1, b'{"a": NaN, "b": "x", "body": {"c": 1}}')
     assert echo.add_to(ROW, raw) == ROW[:-2] + b',"b":"x","a":null}\n'
     assert echo.add_to(ROW, RawLine(1, b"[1]")) == ROW
+
+
+def test_shards_and_vllms_rows_have_them(
+    run: Any, write_input: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Joined shards are the bytes of one run; failed rows have vLLM's form before them."""
+    lines = [with_fields(line(name, status=code), label=name) for name, code in IDS.items()]
+    whole, joined = tmp_path / "whole", tmp_path / "joined"
+    given = ["-i", write_input(*lines), "--echo-fields", "label", "--dialect", "vllm"]
+    assert run(*given, "-o", whole) == 0
+    for number in (1, 2):
+        assert run(*given, "-o", joined, "--shard", f"{number}/2") == 0
+    assert main(["join", str(joined)]) == 0
+    assert joined.read_bytes() == whole.read_bytes()
+    assert [row["label"] for row in rows(whole)] == [*IDS]
+    assert [[*row][-1] for row in rows(whole)] == ["label"] * len(IDS)
+
+
+def test_rows_of_two_engines_have_them() -> None:
+    """Each row has the fields of its line."""
+    lines = []
+    for place in range(4):
+        fields = {"custom_id": str(place), "url": "/v1/x", "body": {}, "label": place}
+        lines.append(PlacedLine(place, RawLine(place + 1, json.dumps(fields).encode())))
+
+    async def run() -> list[LineResult]:
+        command = [sys.executable, str(SCRIPT)]
+        replicas = EngineReplicas([command] * 2, created=1, home=lambda place: place)
+        run_line = EchoedFields(("label",)).runner(replicas.run_line)
+        async with replicas.started():
+            return await asyncio.gather(*map(run_line, lines))
+
+    found = [json.loads(result.row) for result in asyncio.run(run())]
+    assert [(row["custom_id"], row["label"]) for row in found] == [(str(n), n) for n in range(4)]
 
 
 @pytest.mark.parametrize("names", ["", "a,", "custom_id", "label,response"])

@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from tests.server.local.rig import MODEL, SECONDS, Local, ScriptedEngine, serving
+from tidemill.batch.errors import InvalidMove
+from tidemill.protocol import json_bodies
 from tidemill.protocol.contract import Reply, Usage
+from tidemill.server.local import message_batch_routes
+from tidemill.server.local.results import Results, RowPage
+from tidemill.server.local.rows import RowsGone
 
 PATH = "/v1/messages/batches"
 PARAMS: dict[str, Any] = {
@@ -206,3 +211,128 @@ async def test_an_invalid_body_is_refused(tmp_path: Path, requests: Any, param: 
     assert answer.status_code == 400
     assert f"`{param}`" in answer.json()["error"]["message"]
     assert listed == {"data": [], "has_more": False, "first_id": None, "last_id": None}
+
+
+def body_of(num_requests: int) -> dict[str, Any]:
+    """Return the body of a new batch."""
+    return {"requests": [{"custom_id": f"r{n}", "params": PARAMS} for n in range(num_requests)]}
+
+
+async def test_each_request_may_have_as_many_values_as_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch has the limit of requests; a body with other fields has that of a request."""
+    monkeypatch.setattr(json_bodies, "MAX_CONTAINERS", 8)
+    monkeypatch.setattr(message_batch_routes, "_PIECE_BYTES", 50)
+    large = {**PARAMS, "stop_sequences": [[]] * 9}
+    async with serving(tmp_path, ChatEngine()) as local:
+        for body, status, words in (
+            (body_of(9), 200, '"message_batch"'),
+            (body_of(1) | {"other": [[]]}, 200, '"message_batch"'),
+            ({"other": "]"} | body_of(1), 200, '"message_batch"'),
+            (body_of(9) | {"other": 1}, 413, "The body has more than 8 lists and objects"),
+            ({"requests": [{"params": large}]}, 413, "`requests.0` has more than 8 lists and"),
+        ):
+            answer = await local.client.post(PATH, json=body)
+            assert (answer.status_code, words in answer.text) == (status, True), answer.text
+            counted = answer.json().get("request_counts", {})
+            assert sum(counted.values()) == (len(body["requests"]) if status == 200 else 0)
+        monkeypatch.setattr(message_batch_routes, "_MAX_REQUESTS", 3)
+        answer = await local.client.post(PATH, json=body_of(4))
+        assert "must be a list of 1 to 100,000 requests; got more" in answer.text
+        assert not [*local.store.folder.incoming.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b'{"requests": [{"custom_id": "a", "params": {}}', "The body is not JSON"),
+        (b'{"requests": [{"custom_id": "a", "params": {}},]}', "The body is not JSON"),
+        (b'{"requests": [{"custom_id": "a", "params": {}}, {"x" 1}]}', "`requests.1` is not JSON"),
+        (b"[1]", "The body must be a JSON object"),
+        (b"", "The body is not JSON"),
+    ],
+)
+async def test_a_body_that_is_not_json_is_refused(tmp_path: Path, data: bytes, words: str) -> None:
+    """The error is in Anthropic's form."""
+    async with serving(tmp_path, ChatEngine()) as local:
+        headers = {"Content-Type": "application/json"}
+        answer = await local.client.post(PATH, content=data, headers=headers)
+        listed = (await local.client.get("/v1/files")).json()["data"]
+    assert (answer.status_code, answer.json()["type"], listed) == (400, "error", [])
+    assert words in answer.json()["error"]["message"]
+
+
+async def canceled(local: Local) -> dict[str, Any]:
+    """Return a batch of three requests, one of which has run."""
+    made = await create(local, {}, {"wait": True}, {"wait": True})
+    own = made["id"].replace("msgbatch_", "batch_")
+    await local.until(own, lambda batch: batch["request_counts"]["completed"] == 1)
+    await local.client.post(f"{PATH}/{made['id']}/cancel")
+    return await ended(local, made["id"])
+
+
+async def test_results_need_the_requests_that_did_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their file may be deleted while results are sent; without it they are gone."""
+    async with serving(tmp_path, ChatEngine()) as local:
+        batch = await canceled(local)
+        stored = local.store.batches.get(batch["id"].replace("msgbatch_", "batch_"))
+        assert stored is not None
+        page = Results.page
+
+        def page_and_delete(*values: Any, **named: Any) -> RowPage:
+            found = page(*values, **named)
+            if found.rows == []:
+                local.store.files.delete(stored.batch.input_file_id)
+            return found
+
+        monkeypatch.setattr(Results, "page", page_and_delete)
+        assert [*await results(local, batch)] == ["r0", "r1", "r2"]
+        answer = await local.client.get(batch["results_url"])
+    assert answer.status_code == 410
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_results_may_fill_several_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request has one result."""
+    monkeypatch.setattr(message_batch_routes, "MAX_LISTED_ROWS", 2)
+    async with serving(tmp_path, ChatEngine()) as local:
+        batch = await ended(local, (await create(local, *[{}] * 5))["id"])
+        assert [*await results(local, batch)] == ["r0", "r1", "r2", "r3", "r4"]
+
+
+async def test_a_batch_may_be_deleted_at_any_time(tmp_path: Path) -> None:
+    """Other requests at that moment find neither rows nor a batch."""
+    async with serving(tmp_path, ChatEngine()) as local:
+        batch = await ended(local, (await create(local, {}))["id"])
+        own = batch["id"].replace("msgbatch_", "batch_")
+        stored = local.store.batches.get(own)
+        assert stored is not None
+        for _ in range(2):
+            local.store.delete_batch(own)
+        with pytest.raises(RowsGone):
+            local.store.results.page(stored.batch, 0, 1)
+        with pytest.raises(InvalidMove):
+            await local.runner.cancel(own)
+
+
+async def test_a_deleted_batch_takes_its_merged_retries_along(tmp_path: Path) -> None:
+    """Results before and after each retry are deleted, too."""
+    engine = ChatEngine()
+    async with serving(tmp_path, engine) as local:
+        batch = await ended(local, (await create(local, {}, {"status": 500}))["id"])
+        own = batch["id"].replace("msgbatch_", "batch_")
+        for _ in range(2):
+            answer = await local.client.post(f"/v1/batches/{own}/retry", json={})
+            assert answer.status_code == 200, answer.text
+            await local.ended(answer.json()["id"])
+        assert len((await local.client.get("/v1/files")).json()["data"]) > 4
+        assert (await local.client.delete(f"{PATH}/{batch['id']}")).status_code == 200
+        assert (await local.client.get("/v1/files")).json()["data"] == []
+        assert not [*local.store.folder.files.iterdir()]
+        for table in ("batches", "rows", "line_blocks", "history"):
+            assert local.store.database.read(f"SELECT * FROM {table}") == []  # noqa: S608
