@@ -37,6 +37,9 @@ _REASONS: Final = {
     "AllAccessDisabled": "access to the object is denied, or it does not exist",
     "InvalidBucketName": "the bucket's name is invalid",
     "InvalidObjectState": "the object is archived: restore it first",
+    "InvalidRequest": "the object cannot be read without its encryption key",
+    "KMS.DisabledException": "the object's KMS key is disabled",
+    "KMS.NotFoundException": "the object's KMS key does not exist",
     "KeyTooLongError": "the key is too long",
     "MethodNotAllowed": "the object was deleted",
 }

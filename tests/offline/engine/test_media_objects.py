@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,8 @@ from tidemill.net.fetch import ByteBudget, FetchFailed
 from tidemill.offline.engine import media_objects, process
 from tidemill.offline.engine.engine import engine_config
 from tidemill.offline.engine.media_objects import ObjectReader
-from tidemill.offline.engine.options import EngineOptions
+from tidemill.offline.engine.options import EngineOptions, stall_limit
+from tidemill.offline.run import job
 from tidemill.offline.run.run_options import RunOptions
 
 __all__ = ["at_store"]
@@ -109,6 +111,7 @@ async def test_objects_are_read_from_allowed_places_only(given: Given) -> None:
         ("NoSuchBucket", "the bucket does not exist"),
         ("AccessDenied", "access to the object is denied, or it does not exist"),
         ("InvalidObjectState", "restore it first"),
+        ("InvalidRequest", "without its encryption key"),
     ],
 )
 async def test_errors_of_an_object_are_final(given: Given, code: str, reason: str) -> None:
@@ -241,3 +244,11 @@ def test_runs_wait_for_media_and_other_engines_do_not(monkeypatch: pytest.Monkey
     for flags in ([], ["--media-seconds=600"]):
         process.main(["--reader-fd=0", "--writer-fd=0", *flags])
     assert seconds == [0, 600]
+
+
+def test_a_run_waits_for_less_time_than_an_engine_may_be_silent() -> None:
+    """Otherwise an outage would seem to be a stall."""
+    options = RunOptions(input_file="-", output_file="o")
+    for stall in (None, 600.0, 10.0):
+        given = replace(options, stall_seconds=stall)
+        assert 0 < job._media_seconds(given) <= stall_limit(given) / 2
