@@ -139,12 +139,12 @@ def test_a_stream_in_pieces_of_any_size_has_the_whole_response(
     [
         ('{"input": "a\\n\\"b\\""}', 'a\n"b"'),
         ('{"city": 5}', '{"city": 5}'),
-        ('{"input": "\\ud800"}', '{"input": "\\ud800"}'),
+        ('{"input": "\\ud800"}', "\ufffd"),
     ],
     ids=["text", "others", "surrogate"],
 )
 def test_a_call_of_a_custom_tool_has_its_input(written: str, text: str) -> None:
-    """Arguments that are not a text in UTF-8 are the input themselves."""
+    """Other arguments are the input themselves; half a surrogate pair is replaced."""
     tools = [{"type": "custom", "name": "weather"}]
     whole, events = whole_and_events(HERMES, CALL.replace(PARIS, written), {"tools": tools})
     [item] = whole["output"]
