@@ -339,7 +339,7 @@ smoke: $(INSTALLED_LOCAL)
 
 # More processes than cores, because most tests wait for other processes
 # (docs/explanation/testing.md).
-TEST_PROCESSES ?= 3
+TEST_PROCESSES ?= 4
 # Compiled modules are always kept, because tests start hundreds of processes.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --durations=30
 SHARED := --numprocesses=$(TEST_PROCESSES) --dist=loadscope --no-loadscope-reorder
