@@ -157,7 +157,8 @@ def test_the_unsure_rows_of_a_table_are_decided_by_the_second_model(
     assert card["tokens"]["prompt"] == sum(tokens) == parts["cascade"]["prompt_tokens"]
     assert card["cost"] == pytest.approx(parts["first"]["cost"] + parts["second"]["cost"])
     host = card["seconds_by_cause"]["host"]
-    assert sum(host.values()) == pytest.approx(card["seconds"], rel=0.05, abs=0.05)
+    # The total is rounded to a tenth of a second, each cause to a thousandth.
+    assert sum(host.values()) == pytest.approx(card["seconds"], rel=0.05, abs=0.07)
     assert "second model, escalated rows" in target.with_name("out.card.md").read_text()
     assert not [*tmp_path.glob("*.cascade")]
     capsys.readouterr()
