@@ -22,20 +22,14 @@ from .encoder_requests import EncoderModel, EncodingRequestBuilder
 from .endpoint import Prepared, RequestMetadata
 from .scoring import ACTIVATIONS
 from .text_draft import TextDraft
-from .vectors import as_numbers, check_finite
+from .vectors import as_numbers, check_finite, softmax
 
 Numbers = NDArray[np.float64]
 _Prepared = Prepared[EncodingRequest, ClassificationRequest]
 
 
-def _softmax(logits: Numbers) -> Numbers:
-    shifted = np.exp(logits - logits.max())
-    probabilities: Numbers = shifted / shifted.sum()
-    return probabilities
-
-
 LABEL_ACTIVATIONS: Mapping[str, Callable[[Numbers], Numbers]] = MappingProxyType(
-    {**ACTIVATIONS, "Softmax": _softmax}
+    {**ACTIVATIONS, "Softmax": softmax}
 )
 """Activations of the logits of a text, by their names in torch.nn."""
 

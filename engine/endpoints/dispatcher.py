@@ -180,7 +180,7 @@ class Dispatcher:
                 assert isinstance(endpoint, FollowUps)
                 prepared, results = await self._followed_up(endpoint, prepared, results)
             size = prepared.num_values + sum(result.num_values for result in results)
-            executor = self._finishing[metadata.priority is not None]
+            executor = self._finishing[metadata.is_interactive]
             reply = await executor.run(size, endpoint.finish, prepared, results)
             return reply._replace(is_long=size > _SHORT_VALUES)
 
@@ -188,7 +188,7 @@ class Dispatcher:
         self, endpoint: FollowUps, prepared: Prepared[Any, Any], results: Sequence[Any]
     ) -> tuple[Prepared[Any, Any], Sequence[Any]]:
         """Return the requests and results of a body, with those that follow."""
-        executor = self._finishing[prepared.metadata.priority is not None]
+        executor = self._finishing[prepared.metadata.is_interactive]
         while True:
             size = sum(result.num_values for result in results)
             extended = await executor.run(size, endpoint.follow_up, prepared, results)
@@ -286,7 +286,7 @@ class Dispatcher:
         fetched = None
         if hasattr(endpoint, "fetched"):
             fetched = cast("FetchingEndpoint", endpoint).fetched(body)
-        if fetched is None and metadata.priority is None and hasattr(endpoint, "draft"):
+        if fetched is None and not metadata.is_interactive and hasattr(endpoint, "draft"):
             size, drafting = body_size(body), cast("DraftingEndpoint[Any, Any]", endpoint)
             draft = drafting.draft(body, metadata) if size <= SHORT_BYTES else None
             if draft is not None:
@@ -294,11 +294,11 @@ class Dispatcher:
         if fetched is None:
             is_constrained = not AUTOMATON_FIELDS.isdisjoint(body) and asks_for_automaton(body)
             executors = self._compiling if is_constrained else self._preparing
-            executor = executors[metadata.priority is not None]
+            executor = executors[metadata.is_interactive]
             size = body_size(body)
             if "questions" in body:  # the input is tokenized once per read
                 size *= num_sequences(body)
-            elif metadata.priority is not None or "n" in body:
+            elif metadata.is_interactive or "n" in body:
                 size += _SEQUENCE_BYTES * (num_sequences(body) - 1)
             prepared = await executor.run(size, endpoint.prepare, body, metadata)
         else:
@@ -309,7 +309,7 @@ class Dispatcher:
                     size, endpoint.prepare, whole, metadata
                 )
                 await stack.enter_async_context(self._decoded_bytes.reserve(prepared.num_bytes))
-        if metadata.priority is None:
+        if not metadata.is_interactive:
             return prepared
         requests = [replace(request, priority=metadata.priority) for request in prepared.requests]
         return replace(prepared, requests=requests)

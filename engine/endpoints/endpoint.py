@@ -47,6 +47,11 @@ class RequestMetadata:
     priority: int | None = None
     shows_cached_tokens: bool = False
 
+    @property
+    def is_interactive(self) -> bool:
+        """Return whether it is not a row of a file."""
+        return self.priority is not None
+
     def usage_body(self, usage: Usage, reasoning_tokens: int | None = None) -> dict[str, Any]:
         """Return the usage object of the reply; `reasoning_tokens` is None without reasoning."""
         return usage_body(

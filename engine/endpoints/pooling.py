@@ -22,8 +22,7 @@ from .classification import LabelActivation
 from .encoder_requests import EncoderModel, EncodingRequestBuilder
 from .endpoint import Prepared, RequestMetadata
 from .text_draft import TextDraft
-from .token_classification import softmax
-from .vectors import as_base64, as_numbers, check_finite, normalize
+from .vectors import as_base64, as_numbers, check_finite, normalize, softmax
 
 MAX_NUMBERS, MAX_PACKED_NUMBERS = 20_000_000, 80_000_000
 """The most numbers in a response with a row for each token, and in one of base64.

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tidemill.protocol.bodies import response_id
 from tidemill.protocol.classification import ClassificationRequest, span_body
 from tidemill.protocol.contract import Reply, Usage
@@ -21,7 +18,7 @@ from .encoder_requests import EncoderModel, EncodingRequestBuilder
 from .endpoint import Prepared, RequestMetadata
 from .text_draft import TextDraft
 from .token_spans import SpanReader
-from .vectors import check_finite
+from .vectors import check_finite, softmax
 
 
 class _Texts(NamedTuple):
@@ -88,10 +85,3 @@ class ClassifyTokens:
             num_tokens=num_tokens,
         )
         return Reply(200, answer, Usage(prompt_tokens=num_tokens))
-
-
-def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the probabilities of each row of `[t, L]`."""
-    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
-    probabilities: NDArray[np.float32] = shifted / shifted.sum(axis=1, keepdims=True)
-    return probabilities

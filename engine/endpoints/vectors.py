@@ -82,6 +82,13 @@ def check_finite(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return values
 
 
+def softmax(logits: NDArray[Any]) -> NDArray[Any]:
+    """Return the probabilities of logits `[L]`, or of each row of `[t, L]`, with their type."""
+    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    probabilities: NDArray[Any] = shifted / shifted.sum(axis=-1, keepdims=True)
+    return probabilities
+
+
 def normalize(vector: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return a vector `[D]`, or each of `[n, D]`, with L2 norm 1; zeros stay unchanged."""
     length = np.linalg.norm(vector.astype(np.float64), axis=-1, keepdims=True)

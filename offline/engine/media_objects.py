@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from tidemill.net.backoff import exponential_delays, retry_async
+from tidemill.net.backoff import exponential_delays, retry, retry_async
 from tidemill.net.fetch import ByteBudget, FetchFailed
 from tidemill.protocol.urls import ObjectUrl, parse_object_url
 
@@ -131,18 +132,15 @@ def _aws() -> Aws:
 
 
 def _read(place: ObjectUrl, max_bytes: int, allowance: ByteBudget) -> bytes:
-    until, tries_left = time.monotonic() + _OBJECT_SECONDS, _NUM_TRIES
-    while True:
-        tries_left -= 1
-        try:
-            data = _read_once(place, max_bytes, allowance, until)
-        except FetchFailed as exc:
-            if not exc.is_retryable or not tries_left or time.monotonic() > until:
-                raise
-        else:
-            _outage.end()
-            return data
-        time.sleep(_DELAY_SECONDS * (_NUM_TRIES - tries_left))
+    until = time.monotonic() + _OBJECT_SECONDS
+    data = retry(
+        lambda: _read_once(place, max_bytes, allowance, until),
+        islice(exponential_delays(_DELAY_SECONDS), _NUM_TRIES - 1),
+        FetchFailed,
+        lambda failure: failure.is_retryable and time.monotonic() <= until,
+    )
+    _outage.end()
+    return data
 
 
 def _read_once(place: ObjectUrl, max_bytes: int, allowance: ByteBudget, until: float) -> bytes:
