@@ -37,8 +37,8 @@ _EVENTS: Final = {"call": "start", "return": "end", "c_call": "start", "c_return
 
 
 _RESUME, _YIELD = opmap["RESUME"], opmap["YIELD_VALUE"]
-_AFTER_AWAIT: Final = (2, 3)
-"""Arguments of RESUME where a frame goes on in an `await` or a `yield from`."""
+_STARTS: Final = (0, 1)
+"""Arguments of RESUME where a function starts and where a generator's next value is asked for."""
 
 
 class Call(NamedTuple):
@@ -113,9 +113,10 @@ def profiled(folders: Sequence[str], fault: Fault | None = None) -> Iterator[Cou
 def _is_await(frame: FrameType, event: str) -> bool:
     """Say whether an event is a wait within a call instead of its start or end."""
     code, place = frame.f_code.co_code, frame.f_lasti
-    if event == "return":
-        return code[place] == _YIELD
-    return event == "call" and code[place] == _RESUME and code[place + 1] & 3 in _AFTER_AWAIT
+    if event == "return":  # of a yield, Python 3.13 names the instruction that follows
+        return code[place] in (_YIELD, _RESUME)
+    is_start = code[place] == _RESUME and code[place + 1] & 3 in _STARTS  # else it goes on, or ends
+    return event == "call" and not is_start
 
 
 def faults_of(counts: Counter[Call], *, one_in: int = 1) -> Iterator[Fault]:
