@@ -38,7 +38,7 @@ _EVENTS: Final = {"call": "start", "return": "end", "c_call": "start", "c_return
 
 _RESUME, _YIELD = opmap["RESUME"], opmap["YIELD_VALUE"]
 _STARTS: Final = (0, 1)
-"""Arguments of RESUME where a function starts and where a generator's next value is asked for."""
+"""Arguments of RESUME where a function starts and where a generator continues."""
 
 
 class Call(NamedTuple):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial, wraps
+from inspect import unwrap
 from typing import Protocol
 
 import numpy as np
@@ -129,17 +130,21 @@ class LinearFactory:
     ) -> tuple[Embedding, Linear, Embedding | None]:
         """Return an embedding, its head, and a lookup of the head's rows of weights.
 
-        A tied head shares the embedding's memory. There is no lookup if only oneDNN has the rows.
+        A tied head shares the embedding's memory. Of another one in oneDNN's layout, the first
+        lookup makes a plain copy.
         """
         linear = self.make(embedding if head is None else head, bias)
-        rows: Embedding | None = getattr(linear, "embed", None)
+        product = unwrap(linear)
+        rows: Embedding | None = getattr(product, "embed", None)
         embed: Embedding = partial(functional.embedding, weight=embedding)
         if head is None:
             embed = rows = rows or embed
         elif isinstance(head, Quantised):
             rows = head.rows
-        elif rows is None and isinstance(linear, partial):
+        elif isinstance(product, partial):
             rows = partial(functional.embedding, weight=head)
+        elif isinstance(product, ReorderedLinear):
+            rows = product.rows
         return embed, linear, rows
 
     def make_gated(self, weight: Matrix, bias: Tensor | None, gate: Gate) -> Linear:
@@ -270,12 +275,34 @@ class LinearFactory:
 def in_tiles(product: Linear) -> Linear:
     """Return a product that computes `TILE_ROWS` rows at a time, zeros if there are fewer."""
 
+    @wraps(product)
     def tiled(x: Tensor) -> Tensor:
         padded = functional.pad(x, (0, 0, 0, -len(x) % TILE_ROWS))
         tiles = torch.split(padded, TILE_ROWS)
         return torch.cat([product(tile) for tile in tiles])[: len(x)]
 
     return tiled
+
+
+class ReorderedLinear:
+    """Linear layer of a weight in oneDNN's own layout."""
+
+    def __init__(
+        self, multiply: Callable[..., Tensor], reordered: Tensor, bias: Tensor | None
+    ) -> None:
+        self._multiply, self._reordered, self._bias = multiply, reordered, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x · weightᵀ + bias."""
+        return self._multiply(x, self._reordered, self._bias, "none", [], "")
+
+    @cached_property
+    def _plain(self) -> Tensor:
+        return self._reordered.to_dense()
+
+    def rows(self, token_ids: Tensor) -> Tensor:
+        """Return rows of the weight; the first call makes a plain copy of it."""
+        return functional.embedding(token_ids, self._plain)
 
 
 def prepack(weight: Tensor, bias: Tensor | None, epilogue: Epilogue) -> Linear | None:
@@ -288,15 +315,9 @@ def prepack(weight: Tensor, bias: Tensor | None, epilogue: Epilogue) -> Linear |
     try:
         reorder = torch.ops.mkldnn._reorder_linear_weight.default  # noqa: SLF001
         multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
-        reordered = reorder(weight)
+        return ReorderedLinear(multiply, reorder(weight), bias)
     except (AttributeError, RuntimeError, TypeError):
         return None
-
-    def product(x: Tensor) -> Tensor:
-        result: Tensor = multiply(x, reordered, bias, "none", [], "")
-        return result
-
-    return product
 
 
 def _without_epilogue(

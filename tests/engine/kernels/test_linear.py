@@ -52,21 +52,29 @@ def test_it_is_the_product_of_torch(
     torch.testing.assert_close(got.double(), bent, rtol=tolerance, atol=20 * tolerance)
 
 
+def never(*_: object) -> None:
+    """Prepare no layer."""
+
+
 def test_the_rows_of_a_head_can_be_looked_up() -> None:
-    """A head in oneDNN's layout has rows only if it is tied, since it is stored nowhere else."""
+    """Torch's, oneDNN's and quantised heads have the rows, tied or not, in tiles or not."""
     embedding, head = torch.randn(2, 50, 64, generator=torch.Generator().manual_seed(0)).unbind()
     some, quantised = torch.tensor([7, 0, 49]), quantise_fp8(head)
     makes, packs = LinearFactory(elementwise, []), LinearFactory(elementwise, [prepack])
+    tiles = LinearFactory(elementwise, [never, prepack], has_fixed_tiles=True)
+    plain_tiles = LinearFactory(elementwise, [never], has_fixed_tiles=True)
     for factory, own, expected in (
         (makes, None, embedding),
         (makes, head, head),
         (makes, quantised, quantised.dequantised()),
         (packs, None, embedding),
+        (packs, head, head),
+        (tiles, head, head),
+        (plain_tiles, head, head),
     ):
         *_, rows = factory.make_head(embedding, own)
         assert rows is not None
         assert torch.equal(rows(some), expected[some])
-    assert packs.make_head(embedding, head)[2] is None
 
 
 def test_a_kernel_with_different_results_is_not_used() -> None:
