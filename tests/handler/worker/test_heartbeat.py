@@ -262,8 +262,9 @@ async def test_requests_shorter_than_a_beat_have_their_time(
     context.clock.now += 0.5  # type: ignore[attr-defined]
     prefetch = Prefetch(context, [run])
     feeds = Feeds([run], gpu_time, prefetch, max_held_bytes=2**20)
-    feeds.add(Feed(Engine(), feeds, EngineLoad(2), max_inflight=1))
-    await until(lambda: run.pending.is_finished)
+    load = EngineLoad(2)
+    feeds.add(Feed(Engine(), feeds, load, max_inflight=1))
+    await until(lambda: run.pending.is_finished and not load.lines)
     context.clock.now += 8  # type: ignore[attr-defined]
     gpu_time.share()
     assert run.meter.gpu_seconds == 2 * 3 * 0.25
