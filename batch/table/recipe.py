@@ -29,6 +29,7 @@ from tidemill.protocol.routes import (
 )
 
 from ..escalation import EscalateBy
+from ..model import MAX_PRIORITY
 from .errors import RecipeError, in_words
 from .questions import (
     TABLE_LAYOUT,
@@ -96,6 +97,8 @@ class Recipe:
     target_accuracy: float | None = None
     """The threshold, or the accuracy from which it is learnt."""
     escalate_by: EscalateBy = "decision"
+    priority: int | None = None
+    """That of the batch that a deployment makes of the table."""
     has_models: bool = False
     """Whether the output names the model of each row, because a run has two."""
     flags: frozenset[str] | None = None
@@ -193,6 +196,7 @@ def parse_recipe(given: Mapping[str, Any], *, may_escalate: bool = False) -> Rec
         questions,
         checked_layout(given),
         checked_permutations(given, questions),
+        priority=_priority(given),
         **cascade,
     )
     return recipe if given.keys().isdisjoint(CALIBRATION) else calibrated_recipe(recipe, given)
@@ -428,6 +432,15 @@ def _flag(keys: Mapping[str, Any], name: str) -> bool:
     if not isinstance(value, bool):
         raise RecipeError(f"`{name}` must be true or false")
     return value
+
+
+def _priority(keys: Mapping[str, Any]) -> int | None:
+    value = keys.get("priority")
+    if value is None or (type(value) is int and -MAX_PRIORITY <= value <= MAX_PRIORITY):
+        return value
+    raise RecipeError(
+        f"`priority` is {value!r}: it must be an integer between -{MAX_PRIORITY} and {MAX_PRIORITY}"
+    )
 
 
 def _names(keys: Mapping[str, Any]) -> tuple[str, ...] | None:

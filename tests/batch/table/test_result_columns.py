@@ -84,11 +84,16 @@ def test_responses_have_the_columns_of_chats() -> None:
     def response(*output: dict[str, Any], **more: Any) -> bytes:
         return row({"reasoning": {"effort": None}, "output": output, "usage": usage, **more})
 
-    said = {"type": "message", "content": [{"type": "output_text", "text": '{"stars": 3}'}]}
-    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    answer = {"type": "message", "content": [{"type": "output_text", "text": '{"stars": 3}'}]}
+    reasoning = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     cut = {"incomplete_details": {"reason": "max_output_tokens"}}
-    rows = [response(thought, said), response(call), response(said, **cut), row(None, error={})]
+    rows = [
+        response(reasoning, answer),
+        response(call),
+        response(answer, **cut),
+        row(None, error={}),
+    ]
     given = {"url": "/v1/responses", "params": {"text": text}, "keep": []}
     schema, found = columns_of(rows, **given)
     assert str(schema.field("stars").type) == "int64"
@@ -100,7 +105,7 @@ def test_responses_have_the_columns_of_chats() -> None:
     calls = [{"id": "c", "type": "function", "function": function}]
     assert json.loads(found[1]["tool_calls"]) == calls
     assert [each["usage"] for each in found] == [USAGE] * 3 + [None]
-    plain = columns_of([response(said)], url="/v1/responses")[0]
+    plain = columns_of([response(answer)], url="/v1/responses")[0]
     assert plain.names == ["text", "output_text", "finish_reason", "usage", "error"]
 
 
