@@ -17,10 +17,10 @@ from .batch_request import (
     MAX_METADATA_KEY_CHARS,
     MAX_METADATA_PAIRS,
     MAX_METADATA_VALUE_CHARS,
-    MAX_PRIORITY,
     MAX_URL_CHARS,
     MIN_EXPIRY_SECONDS,
 )
+from .model import MAX_PRIORITY
 
 _Url = Annotated[
     str | None,

@@ -25,7 +25,7 @@ from tidemill.protocol.routes import ENDPOINTS, known_route
 
 from .errors import InvalidOption, KeyReused, excerpt
 from .escalation import EscalateBy
-from .model import Batch, OnInvalidLine, Options, is_share
+from .model import MAX_PRIORITY, Batch, OnInvalidLine, Options, is_share
 from .object_keys import MAX_KEY_BYTES
 
 DEFAULT_WINDOW: Final = "24h"
@@ -62,7 +62,6 @@ RECIPE_PREFIX: Final = "recipe-"
 
 _MAX_NAME_BYTES = len(S3) + 63 + 1 + MAX_KEY_BYTES  # 63 for the bucket's name
 _MAX_COST = 10**9
-MAX_PRIORITY: Final = 100
 _URL_CHARS = re.compile(r"[!-\[\]-~]+", re.ASCII)  # printable, no space and no backslash
 _URLS = ("output_url", "error_url", "webhook_url")
 _NUMBERS = ("max_cost", "escalate_below", "target_accuracy")

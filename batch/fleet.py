@@ -53,7 +53,8 @@ class OpenWork:
     `num_rows` counts rows without a result; shards are those that a worker has (`num_running`) or
     must get. The batch began at `since`, and no row runs from `expires_at` (Unix seconds) on.
     `tokens_left`, read and written, are extrapolated from finished rows, and 0 before the first;
-    `expected_work` is the rest of intake's estimate (`ExpectedTokens.work`).
+    `expected_work` is the rest of intake's estimate (`ExpectedTokens.work`). Among the work of a
+    `tenant`, that of the lowest `priority` comes first.
     """
 
     batch_id: str
@@ -67,6 +68,8 @@ class OpenWork:
     since: int = 0
     tokens_left: int = 0
     expected_work: float = 0.0
+    tenant: str = ""
+    priority: int = 0
 
 
 class WorkerStatus(StrEnum):

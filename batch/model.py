@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Literal, TypeGuard
+from typing import Any, Final, Literal, TypeGuard
 
 from .escalation import EscalateBy, Escalation
 from .file.expected_tokens import NO_TOKENS, ExpectedTokens
@@ -17,6 +17,7 @@ OnInvalidLine = Literal["fail", "skip"]
 WebhookDelivery = Literal["pending", "delivered", "failed"]
 
 MAX_COST_REACHED = "max_cost_reached"
+MAX_PRIORITY: Final = 100
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from tidemill.protocol.routes import UNKNOWN_URL, known_route
 from tidemill.protocol.stream import STREAM_MODE, STREAM_NOT_SUPPORTED, is_stream
 from tidemill.protocol.validation import printable
 
+from .allowed_media import AllowedMedia, may_name_object
 from .batch_object import MAX_LISTED_ERRORS
 from .file.duplicate_ids import Duplicates
 from .file.expected_tokens import NO_TOKENS, ExpectedTokens, expected_tokens
@@ -56,6 +57,7 @@ class LineChecker:
     `models` are the served ones by each name that lines may use, None if unknown; `endpoint` is the
     one that every line must have, if any; `add_id` gets each custom ID with its line. `more_names`
     is a sentence for the error of an unknown model, with the way to give a model more names.
+    `media` are the objects in S3 that lines may name; None leaves them to the engine.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class LineChecker:
         endpoint: str | None,
         add_id: Callable[[str, int], None],
         more_names: str = "",
+        media: AllowedMedia | None = None,
     ) -> None:
         self._findings = findings
         self._models = models
@@ -76,6 +79,7 @@ class LineChecker:
         self._endpoint = endpoint
         self._add_id = add_id
         self._more_names = more_names
+        self._media = media
 
     def check(self, raw: RawLine) -> Line | None:
         """Check the next line that is not blank; return its request if it is valid."""
@@ -93,6 +97,8 @@ class LineChecker:
             self._check_model(line)
             if "stream" in line.body and is_stream(line.body):
                 raise _wrong(line, STREAM_NOT_SUPPORTED, "body.stream", STREAM_MODE)
+            if self._media is not None and (b"3:" in raw.data or b"\\u00" in raw.data):
+                self._check_media(self._media, raw, line)
             good = line
         except LineError as exc:
             custom_id = exc.custom_id
@@ -137,6 +143,11 @@ class LineChecker:
                 f"{_quoted(self._findings.model)}: make one file per model"
             )
             raise _wrong(line, "model_mismatch", "body.model", message)
+
+    def _check_media(self, allowed: AllowedMedia, raw: RawLine, line: Line) -> None:
+        error = allowed.find_error(line.body) if may_name_object(raw.data) else None
+        if error is not None:
+            raise _wrong(line, error.code, f"body.{error.param}", error.message)
 
     def _served(self) -> str:
         if self._models is None:

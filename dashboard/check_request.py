@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Base64Bytes, BaseModel, Field
 
+from tidemill.batch.allowed_media import AllowedMedia
+
 from .checked_file import CheckOptions, FileCheck, FileStart
 from .file_check import check_file
 
@@ -30,9 +32,15 @@ class CheckRequest(BaseModel):
     on_invalid_line: Literal["fail", "skip"] = "fail"
     strict_parameters: bool = False
 
-    def check(self, models: Mapping[str, str], *, runs_tables: bool = True) -> FileCheck:
+    def check(
+        self,
+        models: Mapping[str, str],
+        *,
+        runs_tables: bool = True,
+        media: AllowedMedia | None = None,
+    ) -> FileCheck:
         """Return what intake would say about the file, as far as its first bytes show."""
         choices = self.recipe, self.on_invalid_line, self.strict_parameters
-        options = CheckOptions(models, *choices, runs_tables)
+        options = CheckOptions(models, *choices, runs_tables, media)
         parts = {part.start: part.data for part in self.parts}
         return check_file(FileStart(self.name, self.bytes, self.head, self.tail, parts), options)

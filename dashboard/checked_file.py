@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from tidemill.batch.allowed_media import AllowedMedia
 from tidemill.batch.column_spelling import expression_of
 from tidemill.batch.file.expected_tokens import ExpectedTokens
 from tidemill.batch.fleet import WorkerRate
@@ -69,7 +70,7 @@ class FileStart:
 class CheckOptions:
     """Choices in the form; `recipe` has the keys of a table's recipe, None without a prompt.
 
-    Where tables do not run, only their kind is returned.
+    Where tables do not run, only their kind is returned. `media` are those of `LineChecker`.
     """
 
     models: Mapping[str, str] | None = None
@@ -77,6 +78,7 @@ class CheckOptions:
     on_invalid_line: OnInvalidLine = "fail"
     strict_parameters: bool = False
     runs_tables: bool = True
+    media: AllowedMedia | None = None
 
 
 @dataclass(frozen=True, slots=True)

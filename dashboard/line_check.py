@@ -44,6 +44,7 @@ def check_lines(
             endpoint=None,
             add_id=finder.add,
             more_names=_MORE_NAMES,
+            media=options.media,
         )
         for raw in lines:
             line = checker.check(raw)

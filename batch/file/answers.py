@@ -9,7 +9,7 @@ from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import mul
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tidemill.protocol.embeddings import TYPE_CODES
 
@@ -17,6 +17,11 @@ from .rows import has_truncated_answer
 
 # These differ in each run of some APIs, or do not describe the answer.
 _NOT_COMPARED = ("id", "created", "created_at", "model", "object", "usage", "system_fingerprint")
+# Types of a response's calls, with those of a chat and the field of their arguments.
+_CALLS: Final = {
+    "function_call": ("function", "arguments"),
+    "custom_tool_call": ("custom", "input"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +150,32 @@ def _text_of_output(items: Sequence[Any]) -> str:
         if called is not None:
             texts.append(_json([item.get("name"), called]))
     return "\n".join(filter(None, texts))
+
+
+def chat_of_response(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body of `/v1/responses` with the fields of a chat that has the same answer."""
+    items = [item for item in body["output"] if isinstance(item, dict)]
+    calls = [_chat_call(item) for item in items if item.get("type") in _CALLS]
+    message: dict[str, Any] = {
+        "content": _joined_parts(items, "message"),
+        "reasoning": _joined_parts(items, "reasoning"),
+        "tool_calls": calls or None,
+    }
+    reason = "length" if has_truncated_answer(body) else "tool_calls" if calls else "stop"
+    choice = {"message": message, "finish_reason": reason}
+    return {"choices": [choice], "usage": body.get("usage"), "model": body.get("model")}
+
+
+def _joined_parts(items: Sequence[Mapping[str, Any]], kind: str) -> str | None:
+    """Return the text of all items of a type; None without one."""
+    parts = [part for item in items if item.get("type") == kind for part in item["content"]]
+    return "".join(_as_text(part.get("text")) for part in parts) if parts else None
+
+
+def _chat_call(item: Mapping[str, Any]) -> dict[str, Any]:
+    kind, field = _CALLS[item["type"]]
+    called = {"name": item.get("name"), field: item.get(field)}
+    return {"id": item.get("call_id"), "type": kind, kind: called}
 
 
 def _reason(value: object) -> str:

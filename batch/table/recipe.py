@@ -29,6 +29,7 @@ from tidemill.protocol.routes import (
 )
 
 from ..escalation import EscalateBy
+from ..model import MAX_PRIORITY
 from .errors import RecipeError, in_words
 from .questions import (
     TABLE_LAYOUT,
@@ -53,7 +54,7 @@ VectorType = Literal["float32", "float16", "int8"]
 MAX_DEPTH: Final = 64
 """Nesting limit of a recipe's values; a JSON schema needs two or three levels per value."""
 
-_INSTEAD: Final = {RESPONSES: CHAT_COMPLETIONS, MODERATIONS: CLASSIFY, POOLING: EMBEDDINGS}
+_INSTEAD: Final = {MODERATIONS: CLASSIFY, POOLING: EMBEDDINGS}
 _MAX_INT_BITS: Final = 64
 _MAX_SUGGESTED: Final = 1_000
 _MAX_NAME_CHARS: Final = 100
@@ -96,6 +97,8 @@ class Recipe:
     target_accuracy: float | None = None
     """The threshold, or the accuracy from which it is learnt."""
     escalate_by: EscalateBy = "decision"
+    priority: int | None = None
+    """That of the batch that a deployment makes of the table."""
     has_models: bool = False
     """Whether the output names the model of each row, because a run has two."""
     flags: frozenset[str] | None = None
@@ -131,7 +134,7 @@ class Recipe:
     def num_choices(self) -> int:
         """Number of answers to a request."""
         number = self.params.get("n")
-        return number if isinstance(number, int) else 1
+        return number if isinstance(number, int) and self.route is not RESPONSES else 1
 
     @property
     def wants_spans(self) -> bool:
@@ -141,8 +144,11 @@ class Recipe:
     @property
     def answer_schema(self) -> Mapping[str, Any]:
         """JSON schema that answers follow; empty without one."""
-        value = self.params.get("response_format")
-        for name in ("json_schema", "schema"):
+        names = ("response_format", "json_schema", "schema")
+        if self.route is RESPONSES:
+            names = ("text", "format", "schema")
+        value: Any = self.params
+        for name in names:
             value = value.get(name) if isinstance(value, Mapping) else None
         return value if isinstance(value, Mapping) and self.num_choices == 1 else {}
 
@@ -190,6 +196,7 @@ def parse_recipe(given: Mapping[str, Any], *, may_escalate: bool = False) -> Rec
         questions,
         checked_layout(given),
         checked_permutations(given, questions),
+        priority=_priority(given),
         **cascade,
     )
     return recipe if given.keys().isdisjoint(CALIBRATION) else calibrated_recipe(recipe, given)
@@ -378,11 +385,12 @@ def _fields(keys: Mapping[str, Any], route: Route, params: Mapping[str, Any]) ->
     prompt, system = keys.get("prompt"), keys.get("system")
     if prompt is not None:
         fields |= _prompt_field(prompt, route)
-    if system is not None and route is DECISIONS:
+    if system is not None and (route is DECISIONS or (route is RESPONSES and "input" in fields)):
         fields["instructions"] = system
     elif system is not None:
         if "messages" not in fields:
-            raise RecipeError("`system` needs a `prompt` or `messages` as well")
+            own = "input" if route is RESPONSES else "messages"
+            raise RecipeError(f"`system` needs a `prompt` or `{own}` as well")
         fields["messages"] = [{"role": "system", "content": system}, *fields["messages"]]
     both = next((name for name in TEMPLATES[1:] if name in keys), None)
     if prompt is not None and both is not None:
@@ -401,7 +409,7 @@ def _prompt_field(prompt: Any, route: Route) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": prompt}]}
     if route is COMPLETIONS:
         return {"prompt": prompt}
-    if route in {EMBEDDINGS, CLASSIFY, DECISIONS}:
+    if route in {EMBEDDINGS, CLASSIFY, DECISIONS, RESPONSES}:
         return {"input": prompt}
     names = request_types(route)[0].model_fields
     own = next((name for name in names if name in PROMPT_FIELDS and name != "prompt"), None)
@@ -424,6 +432,15 @@ def _flag(keys: Mapping[str, Any], name: str) -> bool:
     if not isinstance(value, bool):
         raise RecipeError(f"`{name}` must be true or false")
     return value
+
+
+def _priority(keys: Mapping[str, Any]) -> int | None:
+    value = keys.get("priority")
+    if value is None or (type(value) is int and -MAX_PRIORITY <= value <= MAX_PRIORITY):
+        return value
+    raise RecipeError(
+        f"`priority` is {value!r}: it must be an integer between -{MAX_PRIORITY} and {MAX_PRIORITY}"
+    )
 
 
 def _names(keys: Mapping[str, Any]) -> tuple[str, ...] | None:

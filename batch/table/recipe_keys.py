@@ -13,7 +13,7 @@ RECIPE_KEYS: Final = (
     *("url", "prompt", "system", "id", "keep", "params", "output", "vectors", "confidence"),
     *("ask", "questions", "labels", "question_layout", "permutations"),
     *CALIBRATION,
-    *("escalate", "escalate_below", "target_accuracy", "escalate_by"),
+    *("escalate", "escalate_below", "target_accuracy", "escalate_by", "priority"),
     *(name for name in PROMPT_FIELDS if name != "prompt"),
 )
 """Keys of a recipe: its own, and the body fields with templates."""

@@ -19,12 +19,14 @@ from tidemill.protocol.routes import (
     EMBEDDINGS,
     GENERATIVE_SCORING,
     RERANK,
+    RESPONSES,
     SCORE,
     TRANSCRIPTIONS,
     TRANSLATIONS,
 )
 
 from ..calibration.report import brief_report
+from ..file.answers import chat_of_response
 from ..file.decided_row import ESCALATION_ERROR
 from ..file.rows import row_error_message
 from .answer_types import JSON_TEXT, column_of_answers, fields_of_schema, is_json_text, parse_answer
@@ -59,8 +61,9 @@ _INT8_SCALE = 127.0
 _VECTOR_START = b'"embedding":"'
 _NUM_CLASSES = b'"num_classes":'
 _SPANS = b'"spans":['
-_REASONING = b'"reasoning":"'
-_TOOL_CALLS = b'"tool_calls":['
+_REASONING = (b'"reasoning":"', b'"type":"reasoning"')
+_TOOL_CALLS = (b'"tool_calls":[', b'"type":"function_call"', b'"type":"custom_tool_call"')
+_WRITING: Final = frozenset({CHAT_COMPLETIONS, COMPLETIONS, RESPONSES})
 _CUT_OFF = "cut off at the token limit (finish_reason `length`): raise max_tokens."
 _NOT_AN_OBJECT = "The answer is not a JSON object of the schema."
 
@@ -101,9 +104,9 @@ class ResultFacts:
             return cls(has_many=max(most_labels, most_spans) > 1, has_spans=has_spans)
         for row in rows:
             if not is_embedding:
-                if _REASONING in row and not facts.has_reasoning:
+                if not facts.has_reasoning and _has_any(row, _REASONING):
                     facts = replace(facts, has_reasoning=True)
-                if _TOOL_CALLS in row and not facts.has_tool_calls:
+                if not facts.has_tool_calls and _has_any(row, _TOOL_CALLS):
                     facts = replace(facts, has_tool_calls=True)
                 continue
             if not facts.num_floats and (found := _without_vectors(row)[1]):
@@ -170,6 +173,8 @@ class ResultColumns:
             rows, vectors = [row for row, _ in found], [texts for _, texts in found]
         parsed = [from_json(row, cache_strings="keys") for row in rows]
         bodies = [_body(row) for row in parsed]
+        if self._recipe.route is RESPONSES:
+            bodies = [None if body is None else chat_of_response(body) for body in bodies]
         columns = self._columns(bodies, vectors)
         errors = [
             row_error_message(row) or self._fault_of(body)
@@ -198,13 +203,13 @@ class ResultColumns:
         recipe, facts = self._recipe, self._facts
         text = pa.list_(pa.string()) if recipe.num_choices > 1 else pa.string()
         fields = []
-        if recipe.route in {CHAT_COMPLETIONS, COMPLETIONS}:
+        if recipe.route in _WRITING:
             fields = [pa.field("text", text)]
             if facts.has_reasoning:
                 fields.append(pa.field("reasoning", text))
             if facts.has_tool_calls:
                 fields.append(JSON_TEXT.with_name("tool_calls"))
-            if recipe.params.get("logprobs"):
+            if recipe.params.get("logprobs") and recipe.route is not RESPONSES:
                 fields.append(JSON_TEXT.with_name("logprobs"))
             fields.append(pa.field("finish_reason", text))
         elif recipe.route is EMBEDDINGS:
@@ -242,7 +247,7 @@ class ResultColumns:
                 case "scores" | "results" if self._recipe.route in _NUMBERS:
                     values = [_scores(body, field.name) for body in bodies]
                     columns[field.name] = pa.array(values, field.type)
-        if self._recipe.route in {CHAT_COMPLETIONS, COMPLETIONS}:
+        if self._recipe.route in _WRITING:
             return columns | self._choice_columns(bodies)
         if self._recipe.route is CLASSIFY:
             has_many, has_spans = self._facts.has_many, self._facts.has_spans
@@ -337,6 +342,10 @@ class ResultColumns:
             offsets.append(end if texts else None)
             end += len(texts) * step
         return pa.ListArray.from_arrays(pa.array([*offsets, end], pa.int32()), values, type=kind)
+
+
+def _has_any(row: bytes, signs: Sequence[bytes]) -> bool:
+    return any(sign in row for sign in signs)
 
 
 def _without_vectors(row: bytes) -> tuple[bytes, list[bytes]]:

@@ -78,6 +78,8 @@ def command(arguments: argparse.Namespace) -> int:
     table = table_options(arguments, file, arguments.output_file, is_written=arguments.wait)
     if table is not None:
         name_fetched_rows(arguments, table)
+        if table.recipe.priority is not None:
+            fields.setdefault("priority", table.recipe.priority)
         table = _with_escalation(table, fields, file)
     targets = targets_if_waited(arguments, file)
     is_table_sent = table is not None and RECIPE in fields
@@ -140,7 +142,8 @@ def _with_escalation(table: TableOptions, fields: dict[str, Any], file: str) -> 
                 "dataset or a folder: pass --escalate-below P instead"
             )
         sent = table.batch_keys().items()
-        fields[RECIPE] = {name: value for name, value in sent if name not in CASCADE}
+        own = {*CASCADE, "priority"}  # fields of the batch
+        fields[RECIPE] = {name: value for name, value in sent if name not in own}
         return replace(table, recipe=replace(recipe, has_models=True))
     return replace(table, recipe=replace(recipe.uncalibrated, has_models=True))
 

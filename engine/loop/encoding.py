@@ -20,10 +20,11 @@ from tidemill.protocol.errors import InternalError, RequestError
 
 from ..model.encoders.forward import TokenSequence
 from ..model.encoders.loaded_encoder import LoadedEncoder
+from ..scheduling.admission import UrgentQueue
 from ..scheduling.encoding import EncodingRequest, EncodingResult
 from ..scheduling.step_budget import StepTokenLimit
 from ..scheduling.step_failures import HALF, NO_ATTEMPTS, Attempts, Reliability
-from .core import StepOutput, UrgentQueue
+from .core import StepOutput
 from .cuda_graphs import Capture
 from .device_health import Failure, attempt, probe, refuse_machine_failure, run_canaries
 from .encoder_runner import EncoderRunner, LaunchedEncoding

@@ -20,9 +20,10 @@ from tidemill.protocol.errors import InternalError
 from ..media.audio_features import FeatureExtractor
 from ..model.speech.architecture import WhisperTokens
 from ..model.speech.runner import SpeechRunner
+from ..scheduling.admission import UrgentQueue
 from ..scheduling.speech import SpeechRequest, SpeechResult
 from ..scheduling.step_failures import HALF, Attempts, Reliability
-from .core import StepOutput, UrgentQueue
+from .core import StepOutput
 from .device_health import Failure, attempt, probe, refuse_machine_failure
 from .recording import Recording, Transcriber, Window
 from .speech_steps import Flight, SpeechSteps

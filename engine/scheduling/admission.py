@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sized
 from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple, Protocol
+from itertools import chain
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from .images import prompt_key
 from .sequence import Sequence
+
+_ItemT = TypeVar("_ItemT")
+_QueueT = TypeVar("_QueueT", bound=Sized)
 
 
 class Admission(Protocol):
@@ -173,6 +178,78 @@ class PrefixOrder:
         self._later = [entry for entry in self._later if entry[1] not in unwanted]
 
 
+class PriorityQueues(Generic[_QueueT]):
+    """Queues by priority, the lowest number first; `new` makes one, and empty ones are dropped."""
+
+    def __init__(self, new: Callable[[], _QueueT]) -> None:
+        self._new = new
+        self._queues: dict[int, _QueueT] = {}
+        self._priorities: list[int] = []  # a heap
+        self._length = 0
+
+    def __len__(self) -> int:
+        """Return the number of items in all queues; callable from another thread."""
+        return self._length
+
+    def queue_for(self, priority: int) -> _QueueT:
+        """Return the queue of one item that the caller adds now."""
+        self._length += 1
+        if (queue := self._queues.get(priority)) is None:
+            queue = self._queues[priority] = self._new()
+            heappush(self._priorities, priority)
+        return queue
+
+    def first(self) -> _QueueT:
+        """Return the queue of the lowest number; raises IndexError if nothing waits."""
+        return self._queues[self._priorities[0]]
+
+    def note_removed(self) -> None:
+        """Count one item that the caller has removed from the first queue."""
+        self._length -= 1
+        if not len(self.first()):
+            del self._queues[heappop(self._priorities)]
+
+    def in_order(self) -> Iterator[_QueueT]:
+        """Yield the queues in the order of their numbers."""
+        return (self._queues[number] for number in sorted(self._priorities))
+
+    def replace(self, left_of: Callable[[_QueueT], _QueueT]) -> None:
+        """Replace each queue by the rest that `left_of` returns."""
+        queues = {number: left_of(queue) for number, queue in self._queues.items()}
+        self._queues = {number: queue for number, queue in queues.items() if len(queue)}
+        self._priorities = sorted(self._queues)
+        self._length = sum(map(len, self._queues.values()))
+
+
+class UrgentQueue(PriorityQueues["deque[_ItemT]"], Generic[_ItemT]):
+    """Interactive items that wait: by priority, then by arrival, as a deque."""
+
+    def __init__(self) -> None:
+        super().__init__(deque)
+
+    def __iter__(self) -> Iterator[_ItemT]:
+        """Yield the items in their order."""
+        return chain.from_iterable(self.in_order())
+
+    def append(self, priority: int, item: _ItemT) -> None:
+        """Queue an item as the last of its priority."""
+        self.queue_for(priority).append(item)
+
+    def appendleft(self, priority: int, item: _ItemT) -> None:
+        """Queue an item as the first of its priority."""
+        self.queue_for(priority).appendleft(item)
+
+    def popleft(self) -> _ItemT:
+        """Remove and return the first item; raises IndexError if there is none."""
+        item = self.first().popleft()
+        self.note_removed()
+        return item
+
+    def remove(self, unwanted: AbstractSet[object]) -> None:
+        """Remove the items that are in `unwanted`."""
+        self.replace(lambda queue: deque(item for item in queue if item not in unwanted))
+
+
 class UrgentFirst:
     """Interactive sequences first, by priority and in turn by request; then rows, by a policy.
 
@@ -180,61 +257,45 @@ class UrgentFirst:
     """
 
     def __init__(self, lines: Admission, num_running_of: Mapping[str, int] | None = None) -> None:
-        self._num_running_of = {} if num_running_of is None else num_running_of
-        self._urgent: dict[int, RoundRobin] = {}  # by priority, those that are not empty
-        self._priorities: list[int] = []  # a heap
-        self._num_urgent = 0
+        running = {} if num_running_of is None else num_running_of
+        self._urgent = PriorityQueues(lambda: RoundRobin(running))
         self._lines = lines
 
     def __len__(self) -> int:
         """Return the number of waiting sequences."""
-        return self._num_urgent + len(self._lines)
+        return len(self._urgent) + len(self._lines)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence with others of its kind."""
-        if sequence.request.priority is None:
-            self._lines.add(sequence)
-        else:
-            self._add_urgent(sequence.request.priority, sequence)
+        priority = sequence.request.priority
+        (self._lines if priority is None else self._urgent.queue_for(priority)).add(sequence)
 
     def requeue(self, sequence: Sequence) -> None:
         """Queue a sequence again with others of its kind."""
-        if sequence.request.priority is None:
-            self._lines.requeue(sequence)
-        else:
-            self._add_urgent(sequence.request.priority, sequence)
+        priority = sequence.request.priority
+        (self._lines if priority is None else self._urgent.queue_for(priority)).requeue(sequence)
 
     def peek(self) -> Sequence | None:
         """Return the next interactive sequence, or else the next row of a file."""
-        first = self._urgent[self._priorities[0]] if self._priorities else self._lines
-        return first.peek()
+        return (self._urgent.first() if self._urgent else self._lines).peek()
 
     def pop(self) -> Sequence:
         """Remove what `peek` returned, and return it."""
-        if not self._priorities:
+        if not self._urgent:
             return self._lines.pop()
-        first = self._urgent[self._priorities[0]]
-        sequence = first.pop()
-        self._num_urgent -= 1
-        if not len(first):
-            del self._urgent[heappop(self._priorities)]
+        sequence = self._urgent.first().pop()
+        self._urgent.note_removed()
         return sequence
 
     def remove(self, unwanted: AbstractSet[object]) -> None:
         """Remove waiting sequences that are in `unwanted`."""
-        for queue in self._urgent.values():
-            queue.remove(unwanted)
-        self._urgent = {number: queue for number, queue in self._urgent.items() if len(queue)}
-        self._priorities = sorted(self._urgent)
-        self._num_urgent = sum(map(len, self._urgent.values()))
-        self._lines.remove(unwanted)
 
-    def _add_urgent(self, priority: int, sequence: Sequence) -> None:
-        if (queue := self._urgent.get(priority)) is None:
-            queue = self._urgent[priority] = RoundRobin(self._num_running_of)
-            heappush(self._priorities, priority)
-        queue.add(sequence)
-        self._num_urgent += 1
+        def left_of(queue: RoundRobin) -> RoundRobin:
+            queue.remove(unwanted)
+            return queue
+
+        self._urgent.replace(left_of)
+        self._lines.remove(unwanted)
 
 
 class _PromptKey(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from aws_lambda_powertools.event_handler import Response
 from pydantic import ValidationError
 
+from tidemill.batch.allowed_media import AllowedMedia
 from tidemill.batch.fleet import WorkerRate
 from tidemill.dashboard import pages
 from tidemill.dashboard.check_request import CheckRequest
@@ -17,7 +18,7 @@ from ..deployment import deployment
 from .page import html, site
 
 
-def check(body: bytes) -> Response[str]:
+def check(body: bytes, tenant: str) -> Response[str]:
     """Return what intake would say about a file, as far as its first bytes show."""
     try:
         request = CheckRequest.model_validate(read_json("", body))
@@ -26,7 +27,7 @@ def check(body: bytes) -> Response[str]:
         name = ".".join(map(str, first["loc"]))
         raise Refused(f"`{name}`: {first['msg']}.", param=name) from exc
     here = deployment()
-    found = request.check(here.models)
+    found = request.check(here.models, media=AllowedMedia(here.bucket.name, tenant))
     model = found.model or ""
     rate = aws().run(here.fleets.get_rate(model)) if model else WorkerRate()
     price = here.settings.gpu_hour_price(model)

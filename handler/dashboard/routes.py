@@ -12,6 +12,7 @@ from aws_lambda_powertools.event_handler.openapi.params import Query
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 
 from ..api.envelope.bodies import body_of
+from ..api.envelope.caller import tenant_of
 from ..api.envelope.redirect import redirect
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
@@ -139,7 +140,7 @@ def show_check() -> Response[Any]:
     """Return the check of a file before its upload; its body is in no API document."""
     from .checks import check
 
-    return check(body_of(router.current_event))
+    return check(body_of(router.current_event), tenant_of(router.context))
 
 
 @router.get("/dashboard/view/files/<file_id>/link", include_in_schema=False)

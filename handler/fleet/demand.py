@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tidemill.batch.file.expected_tokens import NO_TOKENS
@@ -42,6 +42,8 @@ def open_work(
         since=batch.in_progress_at or batch.created_at,
         tokens_left=left.input + left.output,
         expected_work=(batch.expected - done.expected).work,
+        tenant=batch.tenant,
+        priority=batch.options.priority,
     )
 
 
@@ -78,6 +80,26 @@ def split_work(
         )
         found += [part] if part.num_shards > 0 else []
     return found
+
+
+def start_order(open_by_model: Mapping[str, Iterable[OpenWork]]) -> list[str]:
+    """Return the models, those first whose workers start first when capacity is short.
+
+    Each tenant's work is in the order of its batches: by priority, then by deadline. The models of
+    all tenants' first work come first, by deadline, so that no priority delays another tenant.
+    """
+    by_tenant: dict[str, list[tuple[int, int, str]]] = {}
+    for model, works in open_by_model.items():
+        for work in works:
+            by_tenant.setdefault(work.tenant, []).append((work.priority, work.expires_at, model))
+    ranks: dict[str, tuple[int, int]] = {}
+    for each in by_tenant.values():
+        deadlines: dict[str, int] = {}  # of each model's first work, in order
+        for _, deadline, model in sorted(each):
+            deadlines.setdefault(model, deadline)
+        for place, (model, deadline) in enumerate(deadlines.items()):
+            ranks[model] = min(ranks.get(model, (place, deadline)), (place, deadline))
+    return sorted(ranks, key=lambda model: (ranks[model], model))
 
 
 def estimate_demand(

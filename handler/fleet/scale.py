@@ -27,7 +27,7 @@ from ..errors import AwsError
 from ..observability import Metric, emit, logger
 from .backoff import back_off, record_failed_start, reset_backoff
 from .circuit_breaker import STOPPED, forget_other_releases, open_on_refusal
-from .demand import Demand, estimate_demand
+from .demand import Demand, estimate_demand, start_order
 from .launcher import Launcher, NoCapacity, NotStarted, StartRefused
 from .launchers import launcher_for
 from .refusals import exceeds_machines
@@ -157,12 +157,14 @@ def scale_all(
     open_by_model: Mapping[str, Sequence[OpenWork]],
     now: int,
 ) -> Operation[None]:
-    """Scale the fleets of all models; a failure with one is only logged.
+    """Scale the fleets of all models, in `start_order`; a failure with one is only logged.
 
     `open_by_model` contains all open work, so workers of old releases are replaced. A hung worker
     is stopped even without open work: it would never end by itself.
     """
-    for model, plan in sorted(plans.items()):
+    for model in dict.fromkeys((*start_order(open_by_model), *sorted(plans))):
+        if (plan := plans.get(model)) is None:
+            continue
         try:
             yield from stop_hung_workers(deployment, plan)
             work = open_by_model.get(model, ())

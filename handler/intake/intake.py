@@ -67,11 +67,12 @@ _BINARY: Final = ("parquet", "arrow")
 
 
 class TableRecipe(NamedTuple):
-    """The keys of a recipe as JSON, the format of its output, and its second model, if any."""
+    """The keys of a recipe as JSON, the format of its output, its second model and its priority."""
 
     keys: str
     output: str
     escalation: Escalation | None
+    priority: int | None = None
 
 
 def find_recipe(
@@ -111,7 +112,7 @@ def find_recipe(
 
         check_cascade(recipe.questions, keys, escalation.target)
     keys_as_json = json.dumps(keys, ensure_ascii=False)
-    return TableRecipe(keys_as_json, recipe.output or form, escalation)
+    return TableRecipe(keys_as_json, recipe.output or form, escalation, recipe.priority)
 
 
 def _with_calibration(
@@ -289,7 +290,7 @@ def _start_conversion(lock: BatchLock, form: FileFormat, recipe: TableRecipe | N
         made = table_key(lock.batch.outputs, recipe.output)
         escalation = None if recipe.escalation is None else dump(recipe.escalation)
         outputs = dump(replace(lock.batch.outputs, table_key=made))
-        lock.change(outputs=outputs, escalation=escalation)
+        lock.change(outputs=outputs, escalation=escalation, options=_with_priority(lock, recipe))
     batch, bucket = lock.batch, lock.deployment.bucket
     key = converted_key(batch.id)
     upload = lock.aws.run(bucket.create_work_upload(key))
@@ -299,6 +300,15 @@ def _start_conversion(lock: BatchLock, form: FileFormat, recipe: TableRecipe | N
         lock.aws.run(bucket.abort_upload(key, begun["upload"]))
     lock.batch = replace(batch, conversion=load(Conversion, chosen))
     return lock.batch
+
+
+def _with_priority(lock: BatchLock, recipe: TableRecipe) -> dict[str, Any]:
+    """Return the batch's options, with the recipe's priority unless the batch has one."""
+    options = lock.batch.options
+    if recipe.priority and not options.priority:
+        options = replace(options, priority=recipe.priority)
+        lock.aws.run(lock.deployment.table.put_place(replace(lock.batch, options=options)))
+    return dump(options)
 
 
 def _get_progress(lock: BatchLock, form: FileFormat) -> IntakeProgress:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tidemill.batch.allowed_media import AllowedMedia
 from tidemill.batch.file.duplicate_ids import DuplicateFinder
 from tidemill.batch.file.expected_tokens import NO_TOKENS, ExpectedTokens
 from tidemill.batch.file.lines import FormatError, check_line_length, read_lines
@@ -56,7 +57,7 @@ class ScanResult:
 class Scanner:
     """Scanner of a file's ranges: the settings that all ranges share.
 
-    `models` and `endpoint` are those of `LineChecker`. `look` is called before each chunk.
+    `models`, `endpoint` and `media` are those of `LineChecker`. `look` is called before each chunk.
     """
 
     aws: Opener
@@ -65,6 +66,7 @@ class Scanner:
     max_lines: int
     models: Mapping[str, str]
     endpoint: str | None
+    media: AllowedMedia
     look: Callable[[], None]
     chunk_bytes: int
 
@@ -115,6 +117,7 @@ class Scanner:
             endpoint=self.endpoint,
             add_id=finder.add,
             more_names=_MORE_NAMES,
+            media=self.media,
         )
         cutter = ShardCutter("", self.limits)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from tidemill.batch.allowed_media import AllowedMedia
 from tidemill.batch.errors import HandlerError, InvalidOption
 from tidemill.batch.file.duplicate_ids import Duplicates
 from tidemill.batch.file.lines import FormatError
@@ -83,6 +84,7 @@ def make_scanner(
         reading.max_lines,
         deployment.models,
         batch.endpoint if is_strict else None,
+        AllowedMedia(deployment.bucket.name, batch.tenant),
         look,
         chunk_bytes,
     )

@@ -53,6 +53,11 @@ class Retention(Table):
         """Retention of files that the API created, inputs included, which running batches read."""
         return self.output_days and max(self.output_days, self.work_days)
 
+    @property
+    def media_days(self) -> int:
+        """Retention of media: that of dropped files, but running batches must find them."""
+        return self.input_days and max(self.input_days, self.work_days)
+
 
 class Reuse(Table):
     """`[reuse]`: results that are stored for later batches of their tenant.

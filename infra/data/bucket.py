@@ -14,6 +14,7 @@ from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
 from infra.config import ConfigRefused, Producer, Retention, Reuse
+from tidemill.batch.object_keys import MEDIA_PREFIX
 
 # Any name: an object that cannot be processed becomes a batch with the reason.
 _DROPS = "input/"
@@ -189,6 +190,14 @@ def _lifecycle(retention: Retention, reuse: Reuse | None) -> list[s3.LifecycleRu
             prefix="files/",
             expiration=_days(retention.file_days),
             # A batch continues to read a file that has been deleted or has expired.
+            noncurrent_version_expiration=work,
+        )
+    )
+    rules.append(
+        s3.LifecycleRule(
+            id="old-media",
+            prefix=MEDIA_PREFIX,
+            expiration=_days(retention.media_days),
             noncurrent_version_expiration=work,
         )
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tidemill.batch.allowed_media import AllowedMedia
 from tidemill.batch.file.duplicate_ids import Duplicate, Duplicates
 from tidemill.batch.file.expected_tokens import ExpectedTokens
 from tidemill.batch.file.lines import RawLine
@@ -34,11 +35,14 @@ def check(
     models: tuple[str, ...] = ("m",),
     aliases: dict[str, str] | None = None,
     endpoint: str | None = None,
+    media: AllowedMedia | None = None,
 ) -> Findings:
     """Return the findings for these lines."""
     findings = Findings()
     named = {**(aliases or {}), **{model: model for model in models}}
-    checker = LineChecker(findings, models=named, endpoint=endpoint, add_id=lambda _id, _line: None)
+    checker = LineChecker(
+        findings, models=named, endpoint=endpoint, add_id=lambda _id, _line: None, media=media
+    )
     for number, line in enumerate(lines, start=1):
         data = line if isinstance(line, bytes) else json.dumps(line).encode()
         checker.check(RawLine(number, data))
@@ -162,6 +166,34 @@ def test_all_urls_must_match_a_given_endpoint() -> None:
     lines = [request(url="/chat/completions"), request(url="/v1/completions")]
     assert codes(check(*lines)) == []
     assert codes(check(*lines, endpoint=CHAT)) == ["url_mismatch"]
+
+
+def test_objects_outside_the_tenants_media_are_errors() -> None:
+    """Each names its place and the prefix; invalid addresses are left to the engine."""
+    urls = [
+        "s3://mine/media/t/a",
+        "s3://mine/media/u/a",
+        "S3://other/a",
+        "s3://mine",
+        "https://x.com/s3:/a",
+    ]
+    parts = [[{"type": "image_url", "image_url": {"url": url}}] for url in urls]
+    lines: list[Any] = [
+        request(body={"model": "m", "messages": [{"role": "user", "content": each}]})
+        for each in parts
+    ]
+    lines.append(json.dumps(lines[1]).replace("s3:", "\\u00733\\u003a").encode())
+    found = check(*lines, media=AllowedMedia("mine", "t"))
+    place = "messages.0.content.0"
+    may = "a batch may only read s3://mine/media/t/ here."
+    other, foreign = f"`{place}` has another prefix: {may}", f"`{place}` is in bucket other: {may}"
+    code, param = "fetch_failed", f"body.{place}"
+    assert found.errors == [
+        BatchError(code, other, param, 2),
+        BatchError(code, foreign, param, 3),
+        BatchError(code, other, param, 6),
+    ]
+    assert check(*lines).errors == []
 
 
 def test_ids_of_invalid_lines_count_too() -> None:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import ipc
 
+from tidemill.batch.allowed_media import AllowedMedia
 from tidemill.batch.fleet import WorkerRate
 from tidemill.dashboard import recipe_check
 from tidemill.dashboard.checked_file import CheckOptions, FileCheck, FileStart, estimate
@@ -46,6 +47,15 @@ def page_of(check: FileCheck) -> str:
     """Return the check as HTML."""
     found = estimate(check, WorkerRate(), None)
     return render("check.html", check=check, estimate=found, has_price=False, currency="USD")
+
+
+def test_media_of_another_tenant_are_an_error() -> None:
+    """The sentence is that of intake, before anything is uploaded."""
+    part = {"type": "image_url", "image_url": {"url": "s3://bucket/media/other/a"}}
+    data = line(1, messages=[{"role": "user", "content": [part]}])
+    [error] = checked(data, media=AllowedMedia("bucket", "acme")).errors
+    assert "Line 1: `messages.0.content.0` has another prefix" in error
+    assert checked(data).errors == []
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,7 @@ def test_retention_is_configured(adjusted: Deployment) -> None:
     for prefix in ("output", "files"):
         assert "ExpirationInDays" not in held[f"old-{prefix}"]
     assert held["old-files"]["NoncurrentVersionExpiration"] == {"NoncurrentDays": 20}
+    assert "ExpirationInDays" not in held["old-media"]
     logs = found.properties("AWS::Logs::LogGroup")
     assert {group["RetentionInDays"] for group in logs.values()} == {7}
     functions = found.properties("AWS::Lambda::Function").values()
@@ -190,6 +191,16 @@ def test_an_uploaded_input_lasts_as_long_as_a_batch_that_reads_it(synth: Synth) 
     held = rules(found.properties("AWS::S3::Bucket")["DropsBucket"])
     assert held["old-output"]["ExpirationInDays"] == 2
     assert held["old-files"]["ExpirationInDays"] == held["work"]["ExpirationInDays"]
+
+
+def test_media_go_with_the_dropped_files_that_name_them(synth: Synth) -> None:
+    """No media expire in a batch that may still read them."""
+    held = rules(Deployment(synth(SHORT)).properties("AWS::S3::Bucket")["DropsBucket"])
+    rule = held["old-media"]
+    assert rule["Prefix"] == "media/"
+    assert rule["ExpirationInDays"] == held["work"]["ExpirationInDays"]
+    inputs = held["replaced-input"]
+    assert rule["NoncurrentVersionExpiration"] == inputs["NoncurrentVersionExpiration"]
 
 
 def test_uploads_are_announced(bucket: dict[str, Any]) -> None:

@@ -7,16 +7,19 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 from openai.types import Batch as OpenAIBatch
+from PIL import Image
 
 from localstack.cloud import Cloud
 from localstack.resources import create_resources
 from tests.emulators import Emulator, active_ids, count_messages, deployment_of
+from tests.engine.vision_models import build, save_with_vocabulary
 from tests.long_parameters import with_long
 from tidemill import demo
 from tidemill.batch.model import Batch
@@ -27,7 +30,7 @@ from tidemill.handler.lifecycle.cancel import NotCancellable, cancel
 
 ROOT = Path(__file__).parents[2]
 ENGINE = ROOT / "tests/engine_process/scripted_engine.py"
-SCRIPTED = "scripted"
+SCRIPTED, VISION = "scripted", "vision"
 ROWS_PER_SECOND = 80
 QUICK = {
     "TIDEMILL_SHARD_LINES": "40",
@@ -42,7 +45,7 @@ QUICK = {
 def cloud(ministack: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
     """A pump, a worker of the demo model and one of a scripted engine, 80 rows a second."""
     resources = create_resources(
-        ministack.endpoint_url, prefix="batches", models=[demo.NAME, SCRIPTED]
+        ministack.endpoint_url, prefix="batches", models=[demo.NAME, SCRIPTED, VISION]
     )
     engine = [sys.executable, str(ENGINE), "--slots", "8"]
     engine += ["--service-seconds", str(8 / ROWS_PER_SECOND)]
@@ -220,6 +223,38 @@ def test_a_request_that_kills_the_engine_does_not_take_the_others_with_it(cloud:
     assert failed["custom_id"] == "poison"
     assert failed["response"]["body"]["error"]["code"] == "engine_killed"
     assert report["request_counts"] == {"total": 20, "completed": 19, "failed": 1}
+
+
+@pytest.mark.long  # a worker of a vision model starts
+def test_images_of_a_drop_are_read_from_the_tenants_folder(cloud: Cloud, tmp_path: Path) -> None:
+    """A foreign key is refused before a worker starts, or has a row; a missing one has a row."""
+    save_with_vocabulary(build("gemma3"), tmp_path)
+    image = BytesIO()
+    Image.new("RGB", (60, 60), "red").save(image, "PNG")
+    bucket, keys = cloud.bucket, ["default/red.png", "other/red.png", "default/missing.png"]
+    for key in keys[:2]:
+        cloud.s3.put_object(Bucket=bucket, Key=f"media/{key}", Body=image.getvalue())
+    requests = []
+    for key in keys:
+        part = {"type": "image_url", "image_url": {"url": f"s3://{bucket}/media/{key}"}}
+        fields = {"max_tokens": 4, "messages": [{"role": "user", "content": [part]}]}
+        requests.append(lines(1, VISION, **fields).replace(b"line-1", key.encode()))
+    cloud.drop("images", b"\n".join(requests))
+    [error] = cloud.wait("images")["errors"]["data"]
+    foreign = "`messages.0.content.0` has another prefix: a batch may only read "
+    foreign += f"s3://{bucket}/media/default/ here."
+    assert (error["line"], error["message"]) == (2, foreign)
+    cloud.start_worker("--model", str(tmp_path), "--served-model-name", VISION, name=VISION)
+    cloud.drop("images-skip", b"\n".join(requests), on_invalid_line="skip")
+    report = cloud.wait("images-skip")
+    assert report["request_counts"] == {"total": 3, "completed": 1, "failed": 2}
+    [row] = cloud.rows("images-skip")
+    assert row["custom_id"] == keys[0]
+    assert row["response"]["body"]["usage"]["prompt_tokens"] > 16  # the tokens of an image
+    failed = cloud.rows("images-skip", ".errors")
+    errors = {row["custom_id"]: row["response"]["body"]["error"] for row in failed}
+    assert errors[keys[1]]["message"] == foreign
+    assert "the object does not exist" in errors[keys[2]]["message"]
 
 
 def bad_line(text: str) -> bytes:

@@ -400,6 +400,12 @@ class Table(ShardStore):
         key = to_item({"pk": ACTIVE, "sk": name})
         yield Call("dynamodb", "delete_item", {"TableName": self.name, "Key": key})
 
+    def put_place(self, batch: Batch) -> Operation[None]:
+        """Store the place of an active batch in the order of its tenant's batches."""
+        change = expression({"place": _place(batch)}, condition="attribute_exists(pk)")
+        key = to_item(_active_key(batch))
+        yield Call("dynamodb", "update_item", {"TableName": self.name, "Key": key, **change})
+
     def rename_active(self, batch: Batch, name: str) -> Operation[None]:
         """Rename an active batch to the name by which its tenant's list finds it."""
         item = _active_key(batch) | {"place": _place(batch)}

@@ -8,6 +8,7 @@ from functools import partial
 from tempfile import SpooledTemporaryFile
 from typing import Any
 
+from tidemill.batch.allowed_media import AllowedMedia
 from tidemill.batch.file.lines import RawLine, read_lines
 from tidemill.batch.parts import FinishedRow, PartIndex
 from tidemill.batch.shard_cascade import ShardCascade
@@ -96,8 +97,8 @@ class ShardInput:
 
     async def refuse_media(self, lines: Sequence[RawLine]) -> dict[int, FinishedRow]:
         """Return the rows of lines that name an object in S3 which the tenant may not read."""
-        bucket = self._context.deployment.bucket.name
-        return await asyncio.to_thread(refuse_media, lines, self._batch.tenant, bucket)
+        allowed = AllowedMedia(self._context.deployment.bucket.name, self._batch.tenant)
+        return await asyncio.to_thread(refuse_media, lines, allowed)
 
     async def reuse_results(self, lines: Sequence[RawLine]) -> Collection[FinishedRow]:
         """Return the rows of those lines that have a stored result."""

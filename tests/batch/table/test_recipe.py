@@ -34,6 +34,7 @@ def test_a_recipe_is_read_from_toml() -> None:
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "{{ a }}"}]}),
         ("/v1/completions", {"prompt": "{{ a }}"}),
         ("/v1/embeddings", {"input": "{{ a }}"}),
+        ("/v1/responses", {"input": "{{ a }}"}),
     ],
 )
 def test_a_prompt_fills_the_field_of_its_url(url: str, expected: Any) -> None:
@@ -68,6 +69,7 @@ def test_a_prompt_fills_the_field_of_its_url(url: str, expected: Any) -> None:
         ),
         ({"prompt": "x", "messages": []}, "`prompt` and `messages` cannot be used together"),
         ({"input": "x", "system": "y", "url": "/v1/embeddings"}, "`system` needs a `prompt`"),
+        ({"system": "y", "url": "/v1/responses"}, "`system` needs a `prompt` or `input`"),
         ({"input": "x", "params": {"input": "y"}}, "`input` is both in `params` and outside of it"),
         ({"prompt": "x", "params": 1}, "`params` must be a table"),
         ({"prompt": "x", "id": 1}, "`id` must be a string"),

@@ -76,6 +76,39 @@ def test_results_are_next_to_retained_columns() -> None:
     assert bad == dict.fromkeys(good) | {"text": "kept", "error": "no"}
 
 
+def test_responses_have_the_columns_of_chats() -> None:
+    """Their schema is in `text`; reasoning, calls and truncation are those of a chat."""
+    text = {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}
+    usage = {"input_tokens": 5, "output_tokens": 2, "total_tokens": 7}
+
+    def response(*output: dict[str, Any], **more: Any) -> bytes:
+        return row({"reasoning": {"effort": None}, "output": output, "usage": usage, **more})
+
+    answer = {"type": "message", "content": [{"type": "output_text", "text": '{"stars": 3}'}]}
+    reasoning = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    cut = {"incomplete_details": {"reason": "max_output_tokens"}}
+    rows = [
+        response(reasoning, answer),
+        response(call),
+        response(answer, **cut),
+        row(None, error={}),
+    ]
+    given = {"url": "/v1/responses", "params": {"text": text}, "keep": []}
+    schema, found = columns_of(rows, **given)
+    assert str(schema.field("stars").type) == "int64"
+    assert [each["output_text"] for each in found] == ['{"stars": 3}', None, '{"stars": 3}', None]
+    assert [each["reasoning"] for each in found] == ["Hm.", None, None, None]
+    assert [each["finish_reason"] for each in found] == ["stop", "tool_calls", "length", None]
+    assert [each["stars"] for each in found] == [3, None, 3, None]
+    function = {"name": "f", "arguments": "{}"}
+    calls = [{"id": "c", "type": "function", "function": function}]
+    assert json.loads(found[1]["tool_calls"]) == calls
+    assert [each["usage"] for each in found] == [USAGE] * 3 + [None]
+    plain = columns_of([response(answer)], url="/v1/responses")[0]
+    assert plain.names == ["text", "output_text", "finish_reason", "usage", "error"]
+
+
 def test_fields_of_a_schema_are_typed_columns() -> None:
     """A truncated or unsuitable value is null, and the text still contains it."""
     whole = {"label": "good", "stars": 3, "score": 1, "tags": ["a"], "place": {"x": 1}, "any": [1]}

@@ -115,7 +115,7 @@ def test_a_threshold_is_learnt_from_the_table_itself(shell: Shell, form: str) ->
     elif form == "flagless":
         flags = []
         keys = 'ask = ["good: Is it good?"]\ngold = "known"\nescalate = "large"\n'
-        write("t.recipe.toml", f"{keys}target_accuracy = 0.9\n")
+        write("t.recipe.toml", f"{keys}target_accuracy = 0.9\npriority = -4\n")
     assert shell.type("submit", table, *flags, "--wait").status == 0
     [batch] = shell.api.batches.values()
     request, suffix = batch["request"], Path(table).suffix
@@ -125,6 +125,7 @@ def test_a_threshold_is_learnt_from_the_table_itself(shell: Shell, form: str) ->
         "output": suffix.removeprefix("."),
     }
     assert (request["escalate"], request["target_accuracy"]) == ("large", 0.9)
+    assert request.get("priority") == (None if flags else -4)
     assert (request["endpoint"], shell.api.filenames) == ("/v1/decisions", [table])
     assert shell.api.files[request["input_file_id"]] == Path(table).read_bytes()
     assert Path(f"t.output{suffix}").read_bytes() == Path(table).read_bytes()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tidemill.batch.fleet import FleetPlan, OpenWork, WorkerRate
-from tidemill.handler.fleet.demand import estimate_demand
+from tidemill.handler.fleet.demand import estimate_demand, start_order
 
 NOW = 1_000_000
 PLAN = FleetPlan("m", "ecs", "r:1", max_workers=10, target_seconds=3600, start_seconds=300)
@@ -32,6 +32,20 @@ def test_no_open_batch_needs_no_worker() -> None:
     """Batches whose shards are all done or given up need none either."""
     assert count() == 0
     assert count(work_of(100, num_shards=0)) == 0
+
+
+def test_models_start_in_the_order_of_the_batches() -> None:
+    """By priority and deadline within a tenant; its first model delays no other tenant's first."""
+    soon = {"expires_at": NOW + 9}
+    works = {
+        "late": [work_of(1, tenant="t", priority=1)],
+        "first": [work_of(1, tenant="t", priority=9, **soon), work_of(1, tenant="t", priority=-9)],
+        "middle": [work_of(1, tenant="t")],
+        "other": [work_of(1, tenant="u", priority=50, **soon)],
+        "none": [],
+    }
+    assert start_order(works) == ["other", "first", "middle", "late"]
+    assert start_order({"b": [work_of(1)], "a": [work_of(1, **soon)]}) == ["a", "b"]
 
 
 @pytest.mark.parametrize(("seconds", "wants"), [(1, 1), (3300, 1), (3301, 2), (16_500, 5)])

@@ -29,6 +29,7 @@ from tidemill.handler.aws.stores.usage import DAY_SECONDS, EVERYBODY
 from tidemill.handler.control.advance import advance
 from tidemill.handler.control.dead_letters import handle_dead_letter
 from tidemill.handler.control.reaper import reap
+from tidemill.handler.deployment import Deployment
 from tidemill.handler.errors import AwsError
 from tidemill.handler.fleet import scale as ensuring
 from tidemill.handler.fleet.circuit_breaker import close_breaker as lifted
@@ -259,6 +260,24 @@ def test_one_models_misfortune_is_not_the_others(mill: Cloud, launcher: ListLaun
     plans = {"a": broken, MODEL: PLAN}
     mill.run(scale_all(mill.deployment, plans, {"a": [WORK], MODEL: [WORK], "z": [WORK]}, NOW))
     assert len(launcher.workers) == 3
+
+
+def test_workers_of_the_first_batch_start_first(
+    mill: Cloud, launcher: ListLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models are scaled in the order of their batches; those without work come last."""
+    assert not launcher.workers
+    models: list[str] = []
+
+    def note(_: Deployment, plan: FleetPlan, *__: object, **___: object) -> Operation[None]:
+        models.append(plan.model)
+        yield from ()
+
+    monkeypatch.setattr(ensuring, "scale", note)
+    plans = {model: replace(PLAN, model=model, min_workers=1) for model in ("a", "b", "c")}
+    works = {"b": [replace(WORK, priority=1)], "c": [WORK]}
+    mill.run(scale_all(mill.deployment, plans, works, NOW))
+    assert models == ["c", "b", "a"]
 
 
 # Through the table and the parameters, with processes

@@ -68,6 +68,22 @@ def test_a_table_with_a_hostile_recipe_fails_with_a_sentence(
     assert len(batch.errors[0].message) < 2_100
 
 
+def test_a_recipe_sets_the_priority_of_its_batch(mini: Cloud) -> None:
+    """The order of the tenant's batches follows; an option of the upload takes precedence."""
+    recipe = b"prompt = '{{ text }}'\npriority = -7"
+    for name in ("first", "given"):
+        mini.put(recipe, f"input/{name}.recipe.toml")
+    first = mini.ingest(mini.create(b"text\nhi\n", "input/first.csv"))
+    given = mini.ingest(mini.create(b"text\nhi\n", "input/given.csv", {"priority": "3"}))
+    assert (first.options.priority, given.options.priority) == (-7, 3)
+    places = mini.run(mini.deployment.overview.list_places(first.tenant))
+    assert [places[batch.id].priority for batch in (first, given)] == [-7, 3]
+    mini.put(recipe.replace(b"-7", b"1.5"), "input/bad.recipe.toml")
+    bad = mini.ingest(mini.create(b"text\nhi\n", "input/bad.csv"))
+    words = "`priority` is 1.5: it must be an integer between -100 and 100"
+    assert words in bad.errors[0].message
+
+
 def test_a_recipe_file_that_is_nested_too_deeply_fails_the_batch(mini: Cloud) -> None:
     """A recipe of 2 kB next to a table ends the batch at the first run."""
     nested = b"prompt = '{{ text }}'\nparams.x = " + b"[" * 900 + b"]" * 900

@@ -57,6 +57,22 @@ def test_a_bad_file_fails_with_every_bad_line_named(cloud: Cloud) -> None:
     assert cloud.run(active_ids(cloud.deployment.table)) == []
 
 
+def test_foreign_media_are_refused_before_a_worker_starts(mini: Cloud) -> None:
+    """The objects are not read; with `skip` the worker prints the rows of such lines."""
+    urls = [f"s3://{mini.bucket}/media/default/missing", f"s3://{mini.bucket}/media/other/a"]
+    lines = [
+        line_of(url, url="/v1/audio/transcriptions", body={"model": MODEL, "file_url": url})
+        for url in urls
+    ]
+    batch = mini.ingest(mini.create(b"\n".join(lines)))
+    (error,) = batch.errors
+    assert (error.code, error.param, error.line) == ("fetch_failed", "body.file_url", 2)
+    assert f"may only read s3://{mini.bucket}/media/default/ here" in error.message
+    skipping = {"on-invalid-line": "skip"}
+    skipped = mini.ingest(mini.create(b"\n".join(lines), "input/skip.jsonl", skipping))
+    assert (skipped.status, skipped.num_rows) == (Status.IN_PROGRESS, 2)
+
+
 @pytest.mark.parametrize(
     ("data", "code", "word"),
     [

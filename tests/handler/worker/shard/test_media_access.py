@@ -10,6 +10,7 @@ import pytest
 
 from tests.handler.worker.fakes import FakeEngine, FakeLink
 from tests.handler.worker.rig import Rig, until
+from tidemill.batch.allowed_media import AllowedMedia
 from tidemill.batch.file.lines import RawLine, parse_line
 from tidemill.batch.file.rows import print_reply
 from tidemill.engine_process.frames import Row
@@ -31,7 +32,7 @@ def line(url: str, custom_id: str = "a") -> bytes:
 
 def refused(data: bytes) -> dict[str, Any] | None:
     """Return the error of a line of tenant `acme`; None if it may run."""
-    row = refuse_media([RawLine(1, data)], "acme", "bucket").get(1)
+    row = refuse_media([RawLine(1, data)], AllowedMedia("bucket", "acme")).get(1)
     if row is None:
         return None
     response = json.loads(row.row)["response"]

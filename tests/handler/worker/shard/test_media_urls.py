@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tidemill.batch.allowed_media import AllowedMedia
 from tidemill.batch.file.lines import RawLine, parse_line
 from tidemill.engine.config import ImageLimits
 from tidemill.engine.endpoints.chat import _placed_images
@@ -142,7 +143,7 @@ def test_engines_fetch_no_object_that_is_not_the_tenants(
     if is_escaped:
         data = data.replace("s3", "\\u00733").replace("S3:", "S\\u0033\\u003A").replace("/", "\\/")
     raw = RawLine(1, data.encode())
-    if refuse_media([raw], "acme", "bucket"):
+    if refuse_media([raw], AllowedMedia("bucket", "acme")):
         return
     for url in fetched_by_engine(kind, parse_line(raw).body):
         assert not is_object(url) or url.startswith(OWN)

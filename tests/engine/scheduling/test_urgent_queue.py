@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.engine.scheduling.counted_priority import CountedPriority
-from tidemill.engine.loop.core import UrgentQueue
+from tidemill.engine.scheduling.admission import UrgentQueue
 
 
 def test_items_leave_by_priority_and_then_in_the_order_of_arrival() -> None:
