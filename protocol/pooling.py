@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from .bodies import list_body
 from .embeddings import EncodingFormat, InputRequest, check_prompt_name
 from .fields import Text
+from .prompts import Prompts
 
 PoolTask = Literal["embed", "embed_sparse", "classify", "token_embed", "token_classify"]
 
@@ -29,6 +30,29 @@ class PoolRequest(InputRequest):
         """Refuse a prompt for anything but texts."""
         check_prompt_name(self.prompt_name, self.input)
         return self
+
+
+class SparseEmbedRequest(BaseModel):
+    """The body of a request to `/embed_sparse` of text-embeddings-inference."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    model: str | None = None
+    inputs: Prompts
+    truncate: bool | None = None
+    truncation_direction: Literal["Left", "Right", "left", "right"] | None = None
+    prompt_name: Text | None = None
+
+    def pooling(self) -> dict[str, Any]:
+        """Return the body of the same request to `/pooling`."""
+        return {
+            "model": self.model,
+            "task": "embed_sparse",
+            "input": self.inputs,
+            "prompt_name": self.prompt_name,
+            "truncate_prompt_tokens": -1 if self.truncate else None,
+            "truncation_side": (self.truncation_direction or "right").lower(),
+        }
 
 
 def pooling_body(
