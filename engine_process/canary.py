@@ -23,8 +23,8 @@ _TEXT: Final = "The tide comes in."
 _MOST_DISTANCE: Final = 0.1
 
 
-# A text, or rows of numbers: one, or one for each token.
-_Outcome = str | list[list[float]]
+# A text; rows of numbers, one or one for each token; or a sparse vector, its values by index.
+_Outcome = str | list[list[float]] | dict[int, float]
 
 
 class Canary:
@@ -77,6 +77,8 @@ def _outcome_of(body: dict[str, Any]) -> _Outcome | None:
         return str(body["choices"][0].get("text"))
     if body.get("data"):
         first = body["data"][0]
+        if "data" in first and all(isinstance(pair, dict) for pair in first["data"]):
+            return {pair["index"]: pair["value"] for pair in first["data"]}
         values: list[Any] = first.get("embedding") or first.get("data") or [first["score"]]
         return values if isinstance(values[0], list) else [values]
     return body.get("text")
@@ -84,7 +86,10 @@ def _outcome_of(body: dict[str, Any]) -> _Outcome | None:
 
 def _are_alike(before: _Outcome, now: _Outcome | None) -> bool:
     """Return whether two outcomes agree up to rounding: in the first word, or in each row."""
-    if isinstance(before, str) or not isinstance(now, list):
+    if isinstance(before, dict) and isinstance(now, dict):
+        indexes = [*(before | now)]
+        return _are_near(*([found.get(index, 0.0) for index in indexes] for found in (before, now)))
+    if not (isinstance(before, list) and isinstance(now, list)):
         return isinstance(before, str) and isinstance(now, str) and _word(before) == _word(now)
     return len(before) == len(now) and all(map(_are_near, before, now))
 

@@ -85,6 +85,15 @@ class InputRequest(PoolingRequest):
         return self
 
 
+def check_prompt_name(name: str | None, prompts: Prompts | None) -> None:
+    """Refuse the name of a prompt for an input that is not text."""
+    if name is not None and not (prompts is not None and isinstance(prompts[0], str)):
+        raise RequestError(
+            "`prompt_name` is only supported for text `input`, not for messages or token IDs.",
+            param="prompt_name",
+        )
+
+
 class EmbeddingRequest(InputRequest):
     """The body of a request to `/v1/embeddings`.
 
@@ -100,12 +109,7 @@ class EmbeddingRequest(InputRequest):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         """Refuse parameters that contradict each other."""
-        has_texts = self.input is not None and isinstance(self.input[0], str)
-        if self.prompt_name is not None and not has_texts:
-            raise RequestError(
-                "`prompt_name` is only supported for text `input`, not for messages or token IDs.",
-                param="prompt_name",
-            )
+        check_prompt_name(self.prompt_name, self.input)
         values = {self.normalize, self.use_activation} - {None}
         if len(values) > 1:
             raise RequestError(

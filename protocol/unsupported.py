@@ -110,7 +110,6 @@ _OF_VECTORS: dict[str, tuple[object, ...]] = {
     "dimensions": (),
     "normalize": (),
     "output_dtype": ("float", "float32"),
-    "prompt_name": (),
 }
 POOL: NeutralValues = MappingProxyType(_POOLING | _OF_VECTORS | _SPLITTING)
 MODERATION: NeutralValues = MappingProxyType({**LABELS, "use_activation": (True,)})

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 CHAT: Final = "/v1/chat/completions"
 EMBEDDINGS: Final = "/v1/embeddings"
 _CLASSIFY: Final = "/v1/classify"
+_POOLING: Final = "/pooling"
 _DECISIONS: Final = "/v1/decisions"
 _END: Final = object()
 """Marks the end of an async iterable, which may yield any malformed request."""
@@ -162,6 +163,34 @@ class Engine:
             return np.zeros((0, 0), np.float32)
         code = TYPE_CODES[params.get("output_dtype") or "float"]
         return np.stack([np.frombuffer(b64decode(one["embedding"]), f"<{code}") for one in items])
+
+    def embed_sparse(
+        self, texts: Iterable[str], *, progress: bool = True, **params: Any
+    ) -> list[dict[int, float]]:
+        """Return the sparse vector of each text: weights by token ID, such as `{1012: 0.4}`.
+
+        The model is one of SPLADE or BGE-M3; `params` are parameters of `/pooling`.
+        """
+        params |= {"task": "embed_sparse"}
+        return [
+            {pair["index"]: pair["value"] for pair in item["data"]}
+            for item in items_of(self.answer_many, texts, _POOLING, params, progress=progress)
+        ]
+
+    def embed_tokens(
+        self, texts: Iterable[str], *, progress: bool = True, **params: Any
+    ) -> list[NDArray[Any]]:
+        """Return the vectors of each text's tokens, as rows; `params` are those of `/pooling`.
+
+        ColBERT models need `prompt_name="document"` or `"query"`.
+        """
+        import numpy as np
+
+        params |= {"task": "token_embed"}
+        return [
+            np.array(item["data"], np.float32)
+            for item in items_of(self.answer_many, texts, _POOLING, params, progress=progress)
+        ]
 
     def classify(
         self, texts: Iterable[Text], *, progress: bool = True, **params: Any

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from tidemill.protocol.bodies import error_body
 from tidemill.protocol.contract import Reply, StreamedReply
+from tidemill.protocol.pooling import SparseEmbedRequest
 from tidemill.protocol.requests import num_sequences
 from tidemill.protocol.routes import (
     CHAT_COMPLETIONS,
@@ -31,10 +32,11 @@ from tidemill.protocol.routes import (
     TOKENIZE,
 )
 from tidemill.protocol.stream import is_stream
+from tidemill.protocol.validation import parse
 
 from .context import ServerContext
 from .disconnect import run_until_disconnect
-from .errors import internal_error, reply_response
+from .errors import internal_error, json_response, reply_response
 from .request_bodies import new_request_id
 from .sse import COMMENT, MEDIA_TYPE, named_events, sse_events, stream_response
 
@@ -50,13 +52,37 @@ _OTHERS = (EMBEDDINGS, COHERE_EMBED, CLASSIFY, MODERATIONS, POOLING, TOKENIZE, D
 # In batch files any URL may end in `/score` or `/rerank`; a server needs the full paths.
 _SCORES = ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")
 
+EMBED_SPARSE = "/embed_sparse"
+"""Path of sparse vectors in text-embeddings-inference."""
+
 PATHS = (*(url for route in (*_GENERATION, *_OTHERS) for url in sorted(route.exact)), *_SCORES)
 """URLs with JSON bodies, as in batch files; some clients use a base URL without `/v1`."""
 
 
 def routes(context: ServerContext) -> list[Route]:
     """Return the inference routes with JSON bodies."""
-    return [Route(path, InferenceRoute(context), methods=["POST"]) for path in PATHS]
+    sparse = Route(EMBED_SPARSE, SparseRoute(context), methods=["POST"])
+    return [*(Route(path, InferenceRoute(context), methods=["POST"]) for path in PATHS), sparse]
+
+
+class SparseRoute:
+    """ASGI endpoint of `/embed_sparse` in the form of text-embeddings-inference."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._route = InferenceRoute(context)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body, run it as one of `/pooling` and send the pairs."""
+        async with self._route.context.body_reader.read_object(scope, receive) as body:
+            request = await asyncio.to_thread(parse, SparseEmbedRequest, body)
+            rest = (request.pooling(), scope, receive, send)
+            await self._route.answer(POOLING.name, *rest, to_response=_sparse_response)
+
+
+async def _sparse_response(reply: Reply) -> Response:
+    if reply.status_code != 200:
+        return await reply_response(reply)
+    return json_response([item["data"] for item in reply.body["data"]])
 
 
 class InferenceRoute:

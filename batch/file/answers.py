@@ -280,6 +280,8 @@ def _labels_of(body: Mapping[str, Any], vectors: Sequence[Sequence[float]]) -> t
 
 def _vector_of(item: Mapping[str, Any], type_code: str | None) -> Sequence[float] | None:
     found = item.get("embedding", item.get("probs"))
+    if found is None and item.get("object") == "pooling":
+        found = [*_numbers_in(item.get("data"))] if type_code == "f" else None
     if found is None:
         found = [item.get("score", item.get("relevance_score"))]
     if isinstance(found, str):
@@ -290,6 +292,17 @@ def _vector_of(item: Mapping[str, Any], type_code: str | None) -> Sequence[float
         return found if math.isfinite(math.fsum(found)) else None
     except (OverflowError, ValueError):
         return None
+
+
+def _numbers_in(data: object) -> Iterator[object]:
+    """Yield the numbers of `/pooling` in order, with the indexes of a sparse vector."""
+    if isinstance(data, dict):
+        yield from (data.get("index"), data.get("value"))
+    elif isinstance(data, list):
+        for part in data:
+            yield from _numbers_in(part)
+    else:
+        yield data
 
 
 def _items_by_index(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

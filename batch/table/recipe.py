@@ -54,7 +54,9 @@ VectorType = Literal["float32", "float16", "int8"]
 MAX_DEPTH: Final = 64
 """Nesting limit of a recipe's values; a JSON schema needs two or three levels per value."""
 
-_INSTEAD: Final = {MODERATIONS: CLASSIFY, POOLING: EMBEDDINGS}
+_INSTEAD: Final = {MODERATIONS: CLASSIFY}
+POOLED_TASKS: Final = ("embed_sparse", "token_embed", "token_classify")
+"""Values of `params.task` of `/pooling` that tables have columns for."""
 _MAX_INT_BITS: Final = 64
 _MAX_SUGGESTED: Final = 1_000
 _MAX_NAME_CHARS: Final = 100
@@ -177,6 +179,8 @@ def parse_recipe(given: Mapping[str, Any], *, may_escalate: bool = False) -> Rec
         raise RecipeError(f"{route.name} does not support tables: use {instead.name}")
     if route is EMBEDDINGS and params.get("output_dtype") is not None:
         raise RecipeError("`params.output_dtype` does not support tables: use `vectors`")
+    if route is POOLING:
+        _check_pooling(params)
     _check_questions(given, route, params, has_questions=bool(questions))
     if _flag(given, "confidence"):
         if route not in {CHAT_COMPLETIONS, COMPLETIONS}:
@@ -352,6 +356,17 @@ def _check_keys(keys: Mapping[str, Any]) -> None:
             raise RecipeError(f"`{key}` is not a recipe key{hint}")
 
 
+def _check_pooling(params: Mapping[str, Any]) -> None:
+    """Raise RecipeError unless the parameters say which column `/pooling` needs."""
+    if params.get("task") not in POOLED_TASKS:
+        raise RecipeError(
+            f"{POOLING.name} needs `params.task` in tables: {', '.join(POOLED_TASKS)}; for a "
+            f"vector or labels of each row use {EMBEDDINGS.name} or {CLASSIFY.name}"
+        )
+    if params.get("encoding_format") not in {None, "float"}:
+        raise RecipeError("`params.encoding_format` does not support tables: remove it")
+
+
 def _check_questions(
     keys: Mapping[str, Any], route: Route, params: Mapping[str, Any], *, has_questions: bool
 ) -> None:
@@ -409,7 +424,7 @@ def _prompt_field(prompt: Any, route: Route) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": prompt}]}
     if route is COMPLETIONS:
         return {"prompt": prompt}
-    if route in {EMBEDDINGS, CLASSIFY, DECISIONS, RESPONSES}:
+    if route in {EMBEDDINGS, CLASSIFY, POOLING, DECISIONS, RESPONSES}:
         return {"input": prompt}
     names = request_types(route)[0].model_fields
     own = next((name for name in names if name in PROMPT_FIELDS and name != "prompt"), None)

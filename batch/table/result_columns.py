@@ -18,6 +18,7 @@ from tidemill.protocol.routes import (
     DECISIONS,
     EMBEDDINGS,
     GENERATIVE_SCORING,
+    POOLING,
     RERANK,
     RESPONSES,
     SCORE,
@@ -55,6 +56,17 @@ _NUMBERS: Final = {
     GENERATIVE_SCORING: _SCORES,
     RERANK: pa.field("results", _RANKED),
 }
+_OF_TOKENS: Final = pa.list_(pa.list_(pa.float32()))
+POOLED: Final = {
+    "embed_sparse": pa.field(
+        "sparse_embedding",
+        pa.list_(pa.struct([("index", pa.int32()), ("value", pa.float32())])),
+    ),
+    "token_embed": pa.field("token_embeddings", _OF_TOKENS),
+    "token_classify": pa.field("token_scores", _OF_TOKENS),
+}
+"""The column of each task of `/pooling`."""
+_POOLED_ITEM = b'"object":"pooling"'
 _VECTOR_TYPES: Final = {"float32": pa.float32(), "float16": pa.float16(), "int8": pa.int8()}
 _FLOAT_BYTES = 4
 _INT8_SCALE = 127.0
@@ -95,13 +107,11 @@ class ResultFacts:
     def of_rows(cls, rows: Iterable[bytes], recipe: Recipe) -> Self:
         """Read all rows once."""
         facts, is_embedding = cls(), recipe.route is EMBEDDINGS
-        if recipe.route is CLASSIFY:
-            most_labels = most_spans = 0
-            for row in rows:
-                most_labels = max(most_labels, row.count(_NUM_CLASSES))
-                most_spans = max(most_spans, row.count(_SPANS))
+        if recipe.route in {CLASSIFY, POOLING}:
+            most_labels, most_spans, most_pooled = _most_items(rows)
             has_spans = most_spans > 0 or (not most_labels and recipe.wants_spans)
-            return cls(has_many=max(most_labels, most_spans) > 1, has_spans=has_spans)
+            has_many = max(most_labels, most_spans, most_pooled) > 1
+            return cls(has_many=has_many, has_spans=has_spans)
         for row in rows:
             if not is_embedding:
                 if not facts.has_reasoning and _has_any(row, _REASONING):
@@ -117,6 +127,15 @@ class ResultFacts:
             if not num_vectors and not facts.has_missing_vectors:
                 facts = replace(facts, has_missing_vectors=True)
         return facts
+
+
+def _most_items(rows: Iterable[bytes]) -> tuple[int, int, int]:
+    """Return the most labeled texts of a row, those with spans, and pooled ones."""
+    most = (0, 0, 0)
+    for row in rows:
+        counts = map(row.count, (_NUM_CLASSES, _SPANS, _POOLED_ITEM))
+        most = (max(most[0], next(counts)), max(most[1], next(counts)), max(most[2], next(counts)))
+    return most
 
 
 def kept_columns(recipe: Recipe, schema: pa.Schema) -> pa.Schema:
@@ -215,8 +234,8 @@ class ResultColumns:
         elif recipe.route is EMBEDDINGS:
             vector = pa.list_(_VECTOR_TYPES[recipe.vectors], facts.vector_size)
             fields = [pa.field("embedding", pa.list_(vector) if facts.has_many else vector)]
-        elif recipe.route in _NUMBERS:
-            fields = [_NUMBERS[recipe.route]]
+        elif recipe.route in {POOLING, *_NUMBERS}:
+            fields = [self._number_field()]
         elif recipe.route is CLASSIFY:
             fields = label_fields(has_many=facts.has_many, has_spans=facts.has_spans)
         elif recipe.route is DECISIONS:
@@ -230,6 +249,13 @@ class ResultColumns:
         fields += [pa.field("usage", USAGE), pa.field("error", pa.string())]
         more = MODEL_COLUMNS if recipe.has_models else ()
         return [*fields, *(pa.field(name, pa.string()) for name in more)]
+
+    def _number_field(self) -> pa.Field:
+        recipe = self._recipe
+        if recipe.route is not POOLING:
+            return _NUMBERS[recipe.route]
+        field = POOLED[recipe.params["task"]]
+        return field.with_type(pa.list_(field.type)) if self._facts.has_many else field
 
     def _columns(
         self, bodies: Sequence[Mapping[str, Any] | None], vectors: Sequence[list[bytes]]
@@ -254,9 +280,19 @@ class ResultColumns:
             return columns | label_columns(bodies, has_many=has_many, has_spans=has_spans)
         if self._recipe.route is DECISIONS:
             return columns | self._question_columns(bodies)
+        if self._recipe.route is POOLING:
+            field = self._fields[0]
+            columns[field.name] = pa.array(map(self._pooled, bodies), field.type)
         if self._recipe.route in {TRANSCRIPTIONS, TRANSLATIONS}:
             columns["text"] = pa.array([body and body.get("text") for body in bodies], pa.string())
         return columns
+
+    def _pooled(self, body: Mapping[str, Any] | None) -> list[Any] | None:
+        """Return the cell of a body of `/pooling`, a list if requests have several texts."""
+        if body is None:
+            return None
+        found = [item["data"] for item in body["data"]]
+        return found if self._facts.has_many else found[0]
 
     def _question_columns(self, bodies: Sequence[Mapping[str, Any] | None]) -> dict[str, pa.Array]:
         """Return the columns of all questions, and count their answers."""

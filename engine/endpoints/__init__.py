@@ -92,6 +92,8 @@ def encoder_endpoints(
     task, labels = model.description.task, model.description.labels
     if task == "token_classify":
         return (ClassifyTokens(model), Pool(model))
+    if task in ("embed_sparse", "token_embed"):
+        return (Pool(model),)
     moderations = (Moderations(model),) if are_named(labels) else ()
     classify = (Classify(model), *moderations, Pool(model)) if labels else ()
     if task == "classify":

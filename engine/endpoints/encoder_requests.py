@@ -33,7 +33,7 @@ class EncoderModel:
     `vocab_size`. `width` is the number of dimensions of a vector. With `has_types` the segments of
     a pair have different types. `truncate_prompt_tokens` is the default for requests without one.
     `special_tokens` are the texts and ids of special tokens by their names, such as cls_token. The
-    `locator` is that of a token classifier.
+    `locator` is that of a token classifier. Tokens of documents with `skipped_ids` have no vector.
     """
 
     reader: TruncatingTokenizer
@@ -47,6 +47,7 @@ class EncoderModel:
     truncate_prompt_tokens: int | None = None
     special_tokens: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     locator: TokenLocator | None = None
+    skipped_ids: frozenset[int] = frozenset()
 
 
 class EncodingRequestBuilder:

@@ -36,9 +36,15 @@ Arrays = dict[str, NDArray[Any]]
 class LaunchedEncoding:
     """A launched step, whose values are being copied to the host."""
 
-    def __init__(self, values: Tensor, lengths: NDArray[Any] | None = None) -> None:
-        """Start the copy of each sequence's values: a row each, or as many as its length."""
+    def __init__(
+        self, values: Tensor, lengths: NDArray[Any] | None = None, *, is_sparse: bool = False
+    ) -> None:
+        """Start the copy of each sequence's values: a row each, or as many as its length.
+
+        Of rows that are sparse, only the values other than 0 are returned.
+        """
         self._lengths = lengths
+        self._is_sparse = is_sparse
         self._readout = Readout([values])
 
     def wait(self) -> Sequence[NDArray[np.float32]] | NDArray[np.float32]:
@@ -47,9 +53,18 @@ class LaunchedEncoding:
         They are rows `[S, D]` of one array if each sequence has one.
         """
         [values] = self._readout.wait()
+        if self._is_sparse:
+            return _sparse_rows(values)
         if self._lengths is None:
             return values
         return np.split(values, np.cumsum(self._lengths[:-1]))
+
+
+def _sparse_rows(values: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+    """Return the values of each row `[V]` that are not 0, `[n, 2]` with their dimensions."""
+    rows, columns = np.nonzero(values)
+    pairs = np.stack([columns.astype(np.float32), values[rows, columns]], axis=1)
+    return np.split(pairs, np.searchsorted(rows, np.arange(1, len(values))))
 
 
 class EncoderRunner:
@@ -76,8 +91,8 @@ class EncoderRunner:
     def launch(self, sequences: Sequence[TokenSequence]) -> LaunchedEncoding:
         """Launch a step; nothing waits for the device."""
         model, graphs = self._model, self._graphs
-        if sequences[0].wants_tokens:
-            model, graphs = model.of_tokens, None
+        if (kind := sequences[0].output) != "pooled":
+            model, graphs = model.giving(kind), None
         arrays = batch_arrays(sequences, wanted_by(model), model)
         if graphs is not None and graphs.can_run(arrays):
             batch = graphs.pack(arrays)
@@ -87,6 +102,8 @@ class EncoderRunner:
             self._attention.prepare(batch.step)
             output = encoded(model, self._attention, batch)
         if model.decision_network is None:
+            if model.pooler.is_sparse:
+                return LaunchedEncoding(output, is_sparse=True)
             lengths = np.diff(arrays["row_starts"]) if model.pooler.is_per_token else None
             return LaunchedEncoding(output, lengths)
         token_ids = batch.step.token_ids[: len(output)]

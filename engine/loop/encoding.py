@@ -282,24 +282,25 @@ class EncodingCore:
                 types = np.array(request.type_ids, np.int32)
             # Bytes alone are the key of most: a tuple takes longer to make and to hash.
             key: Hashable = packed
-            schema, wants_tokens = request.schema, request.wants_tokens
-            if types is not None or num_skipped or schema is not None or wants_tokens:
+            schema, output = request.schema, request.output
+            if types is not None or num_skipped or schema is not None or output != "pooled":
                 own_types = None if types is None else types.tobytes()
-                key = (packed, own_types, num_skipped, schema, wants_tokens)
+                key = (packed, own_types, num_skipped, schema, output)
             if (group := groups.get(key)) is not None:
                 group.items.append(item)
                 continue
             ids = np.frombuffer(packed, np.int32)
-            groups[key] = _Group(ids, types, num_skipped, schema, wants_tokens, [item])
+            groups[key] = _Group(ids, types, num_skipped, schema, output, [item])
             left -= length
         return list(groups.values())
 
     def _packed(self, groups: list[_Group]) -> Iterable[_Step]:
-        """Yield steps of groups; those that want the outputs of tokens have separate steps."""
-        apart = [group for group in groups if group.wants_tokens]
+        """Yield steps of groups; those of each kind of output have separate steps."""
+        apart = [group for group in groups if group.output != "pooled"]
         if apart:
-            groups = [group for group in groups if not group.wants_tokens]
-            yield from self._packed_alike(apart)
+            groups = [group for group in groups if group.output == "pooled"]
+            for kind in sorted({group.output for group in apart}):
+                yield from self._packed_alike([group for group in apart if group.output == kind])
         yield from self._packed_alike(groups)
 
     def _packed_alike(self, groups: list[_Group]) -> Iterable[_Step]:

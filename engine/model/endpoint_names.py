@@ -37,6 +37,8 @@ from .encoders.pooling_config import PoolingTask, read_pooling_config
 _SPEECH_TYPE = "whisper"
 _POOLED: dict[PoolingTask, list[Route]] = {
     "embed": [EMBEDDINGS, COHERE_EMBED, SCORE, RERANK, POOLING],
+    "embed_sparse": [POOLING],
+    "token_embed": [POOLING],
     "score": [SCORE, RERANK],
     "classify": [],
     "token_classify": [CLASSIFY, POOLING],

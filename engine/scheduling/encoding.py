@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Span = tuple[int, int]
+
+EncodingOutput = Literal["pooled", "token_vectors", "token_weights"]
+"""The output of a sequence: its own, or a vector of each token, or a weight of each token."""
 
 
 class SchemaSpans(NamedTuple):
@@ -30,8 +33,7 @@ class EncodingRequest:
     `type_ids` are set if two texts are read together; with None all tokens belong to the first
     segment. The first `num_skipped` tokens are read, but excluded from pooling. With a `priority`
     it is interactive and comes before rows of files, which have none; a lower number comes first.
-    With `schema` the output is a logit for each option, with `wants_tokens` a vector for each
-    token.
+    With `schema` the output is a logit for each option.
     """
 
     token_ids: list[int]
@@ -39,14 +41,15 @@ class EncodingRequest:
     num_skipped: int = 0
     priority: int | None = None
     schema: SchemaSpans | None = None
-    wants_tokens: bool = False
+    output: EncodingOutput = "pooled"
 
 
 @dataclass(frozen=True, slots=True)
 class EncodingResult:
     """A model's output for one sequence: a vector `[D]`, or scores or logits, in fp32.
 
-    Outputs of tokens are `[t, D]`, special tokens included.
+    Outputs of tokens are `[t, D]`, special tokens included. Sparse ones are `[n, 2]`: a dimension,
+    which is exact below 2²⁴, and its value, by dimension.
 
     The endpoint normalizes vectors and applies the activation of scores.
     """

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken
+
 from tidemill.protocol.contract import EngineError
 
 from ..config import EngineConfig
@@ -111,6 +113,7 @@ def encoder_model(
     template: str | None,
 ) -> EncoderModel:
     """Return the endpoints' view of a model; `template` replaces its own."""
+    skipped_ids = _read_marks(vocabulary, description)
     tokenizer = load_tokenizer(name, vocabulary, model.vocab_size)
     if vocabulary.backend is None:
         raise ModelRefused(f"{name}: its tokenizer is not supported by the tokenizers library.")
@@ -148,14 +151,37 @@ def encoder_model(
         description=description,
         special_tokens=special_tokens,
         locator=TokenLocator(vocabulary.backend, unknown and unknown[1]) if labels_tokens else None,
+        skipped_ids=skipped_ids,
     )
+
+
+def _read_marks(vocabulary: Vocabulary, description: PoolingConfig) -> frozenset[int]:
+    """Let a ColBERT model's prefixes be read as one token; return the ids of its skipped words.
+
+    Words and prefixes that the vocabulary does not contain are plain text, as in
+    sentence-transformers.
+    """
+    backend, mode = vocabulary.backend, description.multi_vector
+    if backend is None or mode is None:
+        return frozenset()
+    for prefix in description.prefixes:
+        marks = (prefix, prefix.split()[0])
+        known = [mark for mark in marks if backend.token_to_id(mark) is not None]
+        if known and backend.encode(known[0], add_special_tokens=False).tokens != known[:1]:
+            backend.add_special_tokens([AddedToken(known[0], normalized=False, special=True)])
+    unknown = vocabulary.special_tokens.get("unk_token")
+    ids = {backend.token_to_id(word) for word in mode.skipped_words}
+    return frozenset(ids - {None, backend.token_to_id(unknown) if unknown else None})
 
 
 def _notes_of(description: PoolingConfig) -> tuple[str, ...]:
     notes = []
     if description.unserved_head:
         head = description.unserved_head
-        notes.append(f"this model's head ({head}) is not supported, only its vectors")
+        instead = ""
+        if head.endswith("ForMaskedLM"):
+            instead = '; for SPLADE, pass `--pooler-config \'{"pooling_type": "SPLADE"}\'`'
+        notes.append(f"this model's head ({head}) is not used, only its vectors{instead}")
     if description.is_assumed and description.pooling is not None:
         position = "first" if description.pooling.modes == ("cls",) else "last"
         notes.append(

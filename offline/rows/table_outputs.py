@@ -84,7 +84,7 @@ def _outcome(results: Mapping[str, Any]) -> dict[str, Any]:
 
 def _answer(results: Mapping[str, Any]) -> dict[str, Any]:
     """Return the body fields with the answer, as its endpoint writes them."""
-    from .page.table_rows import LABELED, SPANS  # late: it needs pyarrow, as tables do
+    from .page.table_rows import LABELED, POOLED, SPANS  # late: it needs pyarrow, as tables do
 
     # The fields of a JSON schema, which follow the usage, may have any names.
     names = [*takewhile(lambda name: name != "usage", results)]
@@ -92,6 +92,9 @@ def _answer(results: Mapping[str, Any]) -> dict[str, Any]:
         found = _parsed(results["embedding"]) or []
         vectors = found if found and isinstance(found[0], list) else [found]
         return {"data": [{"index": at, "embedding": each} for at, each in enumerate(vectors)]}
+    if names in POOLED:
+        cell = _parsed(results[names[0]]) or []
+        return {"data": _pooled(cell, 1 if names == POOLED[0] else 2)}
     if "scores" in names:
         scores = _parsed(results["scores"]) or []
         return {"data": [{"index": at, "score": each} for at, each in enumerate(scores)]}
@@ -122,6 +125,15 @@ def _answer(results: Mapping[str, Any]) -> dict[str, Any]:
             for text, reason in zip(texts, reasons, strict=False)
         ]
     }
+
+
+def _pooled(cell: list[Any], depth: int) -> list[dict[str, Any]]:
+    """Return the items of a cell of `/pooling`: lists of a depth, and one deeper for many texts."""
+    first: Any = cell
+    for _ in range(depth):
+        first = first[0] if isinstance(first, list) and first else None
+    texts = cell if isinstance(first, list) else [cell]
+    return [{"index": at, "object": "pooling", "data": each} for at, each in enumerate(texts)]
 
 
 def _labeled(label: Any, probs: list[Any]) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from tidemill.protocol.routes import (
     CLASSIFY,
     COMPLETIONS,
     EMBEDDINGS,
+    POOLING,
     TRANSCRIPTIONS,
     TRANSLATIONS,
 )
@@ -72,7 +73,8 @@ class BatchAnswers:
             has_reasoning=self._recipe.route is CHAT_COMPLETIONS,
             has_tool_calls="tools" in self._recipe.params,
             has_spans=self._recipe.wants_spans,
-            has_many=self._recipe.route in {EMBEDDINGS, CLASSIFY} and self._has_lists(schema),
+            has_many=self._recipe.route in {EMBEDDINGS, CLASSIFY, POOLING}
+            and self._has_lists(schema),
         )
         kept = pa.schema([schema.field(name) for name in self.keep])
         declared = ResultColumns(self._recipe, kept, self._facts).schema

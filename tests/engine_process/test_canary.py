@@ -39,12 +39,20 @@ def tokens(*rows: list[float]) -> dict[str, Any]:
     return {"data": [{"data": list(rows)}]}
 
 
+def sparse(**weights: float) -> dict[str, Any]:
+    """Return the body of a sparse vector, with an index in each name."""
+    pairs = [{"index": int(name[1:]), "value": value} for name, value in weights.items()]
+    return {"data": [{"data": pairs}]}
+
+
 ALIKE = [
     (text(" and goes out"), text(" and goes in")),
     (vector(0.6, 0.8), vector(0.602, 0.797)),
     (score(0.9), score(0.91)),
     ({"text": ""}, {"text": ""}),
     (tokens([0.9, 0.1], [0.2, 0.8]), tokens([0.91, 0.09], [0.2, 0.8])),
+    (sparse(_3=0.9, _7=0.01), sparse(_3=0.91, _8=0.01)),
+    (sparse(), sparse()),
 ]
 OTHERS = [
     (text(" and goes out"), text(" \ufffd\ufffd")),
@@ -58,6 +66,9 @@ OTHERS = [
     # One token of 400 is wrong: 0.04 of the norm of all rows.
     (tokens(*[[0.9, 0.1]] * 400), tokens([0.1, 0.9], *[[0.9, 0.1]] * 399)),
     (tokens([1.0, 0.0]), tokens([1.0, 0.0], [1.0, 0.0])),
+    (sparse(_3=0.9), sparse(_4=0.9)),
+    (sparse(_3=0.9), sparse()),
+    (sparse(_3=0.9), tokens([0.9])),
 ]
 
 

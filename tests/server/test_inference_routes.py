@@ -16,6 +16,7 @@ from starlette.types import Receive
 from tests.server.rig import MODEL, SECONDS, HeldEngine, site
 from tidemill.engine.errors import EngineClosed
 from tidemill.protocol import json_bodies, json_slices
+from tidemill.protocol.contract import Reply
 from tidemill.protocol.requests import num_sequences
 from tidemill.server import sse as module
 from tidemill.server.admission import AdmissionControl
@@ -469,3 +470,41 @@ async def test_an_error_in_a_stream_of_a_response_is_an_event() -> None:
         "message": "Gone.",
         "param": None,
     }
+
+
+class Sparse(HeldEngine):
+    """Answers each input of `/pooling` with one pair."""
+
+    async def answer(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
+        """Refuse an input of one empty text."""
+        del request_id, created
+        self.requests.append((url, body))
+        if body["input"] == ["-"]:
+            return Reply(400, {"error": {"message": "no", "type": "t", "param": "i", "code": "c"}})
+        pair = {"index": 7, "value": 0.5}
+        items = [{"index": at, "data": [pair]} for at, _ in enumerate(body["input"])]
+        return Reply(200, {"object": "list", "data": items})
+
+
+async def test_sparse_vectors_have_the_form_of_text_embeddings_inference() -> None:
+    """A list of pairs for each text; the fields become those of `/pooling`."""
+    engine = Sparse()
+    async with site(engine=engine) as place:
+        sent = {"inputs": ["a", "b"], "truncate": True, "truncation_direction": "Left"}
+        answer = await place.client.post("/embed_sparse", json=sent)
+        assert answer.json() == [[{"index": 7, "value": 0.5}]] * 2
+        [(url, body)] = engine.requests
+        assert url == "/pooling"
+        assert body["task"] == "embed_sparse"
+        assert (body["truncate_prompt_tokens"], body["truncation_side"]) == (-1, "left")
+        for wrong, words in (
+            ({}, "`inputs` is required"),
+            ({"inputs": 7}, "`inputs` must be"),
+            ({"inputs": []}, "must not be empty"),
+            ({"inputs": "a", "truncate": "yes"}, "`truncate` must be"),
+            ({"inputs": "a", "truncation_direction": "up"}, "`truncation_direction` must be"),
+            ({"inputs": "-"}, "no"),
+        ):
+            answer = await place.client.post("/embed_sparse", json=wrong)
+            assert answer.status_code == 400, answer.text
+            assert words in answer.json()["error"]["message"]

@@ -45,13 +45,17 @@ class EncoderNames:
 
 @dataclass(frozen=True, slots=True)
 class HeadLinear:
-    """One step of a head: `activation(weight x + bias)`; the activation is a class of torch.nn."""
+    """One step of a head: `activation(weight x + bias)`; the activation is a class of torch.nn.
+
+    The bias is stored as `bias_name`, if that is set.
+    """
 
     name: str
     inputs: int
     outputs: int
     activation: str = "Identity"
     has_bias: bool = True
+    bias_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,8 @@ class EncoderArchitecture:
     position embeddings; without `num_positions` there are none. With `num_buckets` all layers
     share a relative position bias of that many. `head` is the family's own for sequence
     classification, over the vectors of `head_pooling`, or of each token; the outputs of its last
-    part are the labels. `token_head` is that for token classification.
+    part are the labels. `token_head` is that for token classification, `language_head` that of a
+    masked language model, empty if the engine does not implement it.
     `max_positions` is the longest context. No code of the class reads the config's
     `ignored_fields`.
     """
@@ -103,4 +108,5 @@ class EncoderArchitecture:
     head_pooling: Literal["cls", "mean", "tokens"] = "cls"
     head: tuple[HeadPart, ...] = ()
     token_head: tuple[HeadPart, ...] = ()
+    language_head: tuple[HeadPart, ...] = ()
     ignored_fields: tuple[str, ...] = field(default=(), compare=False)

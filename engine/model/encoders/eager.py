@@ -115,6 +115,7 @@ def read_module(
     if classifier is not None:
         kind = "Token" if classifier.is_per_token else "Sequence"
         made_by = f"AutoModelFor{kind}Classification"
+        made_by = "AutoModelForMaskedLM" if classifier.is_language else made_by
     module, found = from_pretrained(
         getattr(transformers, made_by),
         checkpoint,
@@ -134,7 +135,7 @@ def read_module(
             "needs: a file is missing, tensors have another prefix, or config.json belongs to "
             "another model."
         )
-    if classifier is not None and classifier.is_per_token:
+    if classifier is not None and classifier.is_per_token and not classifier.is_language:
         check_inputs(checkpoint.name, module)
         title, base = type(module).__name__, module.base_model_prefix
         check_token_head(checkpoint.name, title, base, found["unexpected_keys"])

@@ -42,6 +42,16 @@ CURVES: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
 }
+# The modules of these activations.
+_MODULES: dict[Activation, str] = {"gelu": "GELU", "silu": "SiLU"}
+# The parts of masked language models: dense layer, norm, decoder and the decoder's bias.
+_BERT_PREDICTIONS = (
+    "cls.predictions.transform.dense",
+    "cls.predictions.transform.LayerNorm",
+    "cls.predictions.decoder",
+    "cls.predictions.bias",
+)
+_LM_HEAD = ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
 # Fields about how vectors or scores are made of hidden states: no part of the network.
 OF_ENDPOINTS = """
     classifier_from_token is_matryoshka is_original_qwen3_reranker matryoshka_dimensions method
@@ -96,11 +106,17 @@ class EncoderSizes:
 
 
 def architecture_of(
-    name: str, raw: Mapping[str, Any], num_labels: int | None = None, *, is_per_token: bool = False
+    name: str,
+    raw: Mapping[str, Any],
+    num_labels: int | None = None,
+    *,
+    is_per_token: bool = False,
+    is_language: bool = False,
 ) -> EncoderArchitecture:
     """Return the architecture that a config describes; `UnsupportedConfig` if ours cannot run it.
 
-    With `num_labels` it has the family's head for sequence classification, or for that of tokens.
+    With `num_labels` it has the family's head for sequence classification, or for that of tokens,
+    and with `is_language` that of a masked language model.
     """
     kind = raw.get("model_type")
     family = FAMILIES.get(str(kind))
@@ -121,6 +137,12 @@ def architecture_of(
     for key in (*OF_ENDPOINTS, "eos_token_id", "tie_word_embeddings"):
         fields.get(key)
     architecture = replace(architecture, ignored_fields=fields.check_all_read())
+    if is_language:
+        if not architecture.language_head:
+            raise UnsupportedConfig(
+                f"the engine does not implement the masked language model of {kind!r}"
+            )
+        return replace(architecture, head=architecture.language_head, head_pooling="tokens")
     if num_labels is None:
         return replace(architecture, head=())
     if is_per_token:
@@ -168,6 +190,34 @@ def _make(
     )
 
 
+def _language_head(
+    fields: ConfigFields,
+    sizes: EncoderSizes,
+    words: str,
+    parts: tuple[str, str, str, str],
+    *,
+    curve: Activation = "gelu",
+    eps: float | None = None,
+) -> tuple[HeadPart, ...]:
+    """Return the head of a masked language model; empty for an activation without a module.
+
+    `parts` are the names of its dense layer, its norm, its decoder and the bias of the decoder. The
+    decoder's weights are those of the word embeddings `words`, unless they are not tied.
+    """
+    dense, norm, decoder, bias = parts
+    if curve not in _MODULES:
+        return ()
+    last = HeadLinear(words, sizes.hidden, sizes.vocab_size, bias_name=bias)
+    if not fields.flag("tie_word_embeddings", default=True):
+        last = HeadLinear(decoder, sizes.hidden, sizes.vocab_size)
+    eps = fields.number("layer_norm_eps", 1e-12) if eps is None else eps
+    return (
+        HeadLinear(dense, sizes.hidden, sizes.hidden, _MODULES[curve]),
+        HeadNorm(norm, sizes.hidden, eps),
+        last,
+    )
+
+
 def _bert(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitecture:
     fields.allow("position_embedding_type", "absolute")
     return _make(
@@ -179,6 +229,13 @@ def _bert(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitecture:
         head=(
             HeadLinear("bert.pooler.dense", sizes.hidden, sizes.hidden, "Tanh"),
             HeadLinear("classifier", sizes.hidden, 0),
+        ),
+        language_head=_language_head(
+            fields,
+            sizes,
+            "bert.embeddings.word_embeddings",
+            _BERT_PREDICTIONS,
+            curve=_curve(fields, "hidden_act"),
         ),
     )
 
@@ -195,6 +252,7 @@ def _roberta(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitecture:
         max_positions=sizes.positions - first,
         num_types=fields.count("type_vocab_size", 2),
         head=_two_layers(sizes),
+        language_head=_language_head(fields, sizes, "roberta.embeddings.word_embeddings", _LM_HEAD),
     )
 
 
@@ -217,6 +275,7 @@ def _mpnet(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitecture:
         max_positions=sizes.positions - MPNET_FIRST_POSITION,
         num_buckets=MPNET_BUCKETS,
         head=_two_layers(sizes),
+        language_head=_language_head(fields, sizes, "mpnet.embeddings.word_embeddings", _LM_HEAD),
     )
 
 
@@ -247,6 +306,14 @@ def _distilbert(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitectur
         head=(
             HeadLinear("pre_classifier", sizes.hidden, sizes.hidden, "ReLU"),
             HeadLinear("classifier", sizes.hidden, 0),
+        ),
+        language_head=_language_head(
+            fields,
+            sizes,
+            "distilbert.embeddings.word_embeddings",
+            ("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"),
+            curve=_curve(fields, "activation"),
+            eps=1e-12,
         ),
     )
 
@@ -286,13 +353,8 @@ def _nomic_bert(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitectur
 
 
 def _modernbert(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitecture:
-    for key in (  # masked-word heads, training, and other implementations
-        *(
-            "decoder_bias",
-            "deterministic_flash_attn",
-            "sparse_prediction",
-            "initializer_cutoff_factor",
-        ),
+    for key in (  # training, and other implementations
+        *("deterministic_flash_attn", "sparse_prediction", "initializer_cutoff_factor"),
         *("sparse_pred_ignore_index", "reference_compile", "repad_logits_with_grad"),
         *("cls_token_id", "layer_norm_eps", "position_embedding_type"),
     ):
@@ -322,10 +384,18 @@ def _modernbert(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitectur
     )
     if (activation := _curve(fields, "classifier_activation")) != "gelu":
         raise UnsupportedConfig(f"{CONFIG} has unsupported classifier_activation {activation!r}")
-    head = (
+    common = (
         HeadLinear("head.dense", sizes.hidden, sizes.hidden, "GELU", has_head_bias),
         HeadNorm("head.norm", sizes.hidden, eps, has_bias),
-        HeadLinear("classifier", sizes.hidden, 0),
+    )
+    head = (*common, HeadLinear("classifier", sizes.hidden, 0))
+    has_decoder_bias = fields.flag("decoder_bias", default=True)
+    is_tied = fields.flag("tie_word_embeddings", default=True)
+    words = "model.embeddings.tok_embeddings" if is_tied else "decoder"
+    decoder = HeadLinear(
+        *(words, sizes.hidden, sizes.vocab_size),
+        has_bias=has_decoder_bias,
+        bias_name="decoder.bias",
     )
     return _make(
         fields,
@@ -342,6 +412,7 @@ def _modernbert(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitectur
         head_pooling="mean" if fields.get("classifier_pooling", "cls") == "mean" else "cls",
         head=head,
         token_head=head,
+        language_head=(*common, decoder),
     )
 
 

@@ -15,7 +15,7 @@ from ...kernels.attention import AttentionBackend
 from ...kernels.backends import torch_on_all_threads
 from ...kernels.pooling import Segments
 from ...kernels.step import Step, pack_arrays
-from ...scheduling.encoding import SchemaSpans
+from ...scheduling.encoding import EncodingOutput, SchemaSpans
 from .loaded_encoder import LoadedEncoder
 from .pooler import TokenSelection
 
@@ -24,14 +24,14 @@ from .pooler import TokenSelection
 class TokenSequence:
     """A sequence's tokens, its segments, what pooling leaves out, and the questions in it.
 
-    With `wants_tokens` each token has an output, whatever the model's pooling.
+    Unless the `output` is pooled each token has one, whatever the model's pooling.
     """
 
     token_ids: NDArray[np.int32]
     type_ids: NDArray[np.int32] | None = None
     num_skipped: int = 0
     schema: SchemaSpans | None = None
-    wants_tokens: bool = False
+    output: EncodingOutput = "pooled"
 
 
 class PackedBatch(NamedTuple):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +21,7 @@ from ...kernels.backends import choose_recurrence
 from ...kernels.hybrid import make_hybrid
 from ...kernels.recurrence import RecurrentBackend, RecurrentShape, RuleWeights
 from ...kernels.step import Step
-from ...scheduling.encoding import SchemaSpans
+from ...scheduling.encoding import EncodingOutput, SchemaSpans
 from .pooler import Pooler
 
 
@@ -53,7 +53,8 @@ class LoadedEncoder:
     `hidden_size` is the width of a hidden state, `max_intermediate_size` that of the widest MLP (0
     if unknown), `width` that of a sequence's output. The model
     distinguishes segments if `num_types` is above 1. `lexicon [V, H]` are the output embeddings, if
-    its head reads them. A `decision_network` takes the place of the pooler. `notes` are for the
+    its head reads them. `token_poolers` give the outputs of tokens, if the model has its own heads
+    for them. A `decision_network` takes the place of the pooler. `notes` are for the
     user.
     """
 
@@ -71,6 +72,7 @@ class LoadedEncoder:
     recurrent_shapes: tuple[RecurrentShape, ...] = ()
     max_intermediate_size: int = 0
     lexicon: Tensor | None = None
+    token_poolers: Mapping[EncodingOutput, Pooler] = field(default_factory=dict)
     decision_network: Callable[[Tensor, Tensor, SchemaSpans], Tensor] | None = None
 
     @property
@@ -78,10 +80,9 @@ class LoadedEncoder:
         """Return the width of a sequence's output."""
         return self.pooler.width(self.hidden_size, self.device)
 
-    @property
-    def of_tokens(self) -> LoadedEncoder:
-        """Return the model with an output for each token."""
-        return replace(self, pooler=self.pooler.of_tokens)
+    def giving(self, output: EncodingOutput) -> LoadedEncoder:
+        """Return the model with another output: that of each token."""
+        return replace(self, pooler=self.token_poolers.get(output) or self.pooler.of_tokens)
 
     def attention(self, num_pages: int, num_sequences: int) -> AttentionBackend:
         """Allocate `num_pages` pages and a row of recurrent state for each sequence of a step.

@@ -17,6 +17,7 @@ from tidemill.protocol.contract import EngineError
 
 from ...config import EngineConfig
 from ...errors import ModelRefused, first_line_of
+from ...scheduling.encoding import EncodingOutput
 from ...storage.hub import find_file
 from ..config.architecture import Architecture
 from ..config.device import choose_device, choose_dtype, context_length
@@ -25,7 +26,7 @@ from ..config.transformers_fields import notes_on_ignored
 from ..native import ParityResult
 from ..parity.parity_inputs import fits, num_layers_with_all_kinds
 from ..parity_cache import parity_fact, run_once
-from ..weights.checkpoint import WHOLE, Checkpoint, find_checkpoint, find_part
+from ..weights.checkpoint import WHOLE, Checkpoint, check_inside, find_checkpoint, find_part
 from ..weights.sanity import check_not_constant
 from ..weights.weight_map import weights_of
 from ..weights.weights import check_stored, fill_weights, find_stored
@@ -36,8 +37,8 @@ from .decision_networks import load_network
 from .families import FAMILIES, architecture_of
 from .loaded_encoder import LoadedEncoder
 from .parity import check_parity, compute_outputs, parity_sequences
-from .pooler import HeadFunction, Pooler, parts_of, unit
-from .pooling_config import Classifier, PoolingConfig
+from .pooler import HeadFunction, Pooler, SparsePooler, parts_of, unit
+from .pooling_config import MULTI_VECTOR_LINEAR, SPARSE_LINEAR, Classifier, PoolingConfig
 from .sentence_transformers import Dense, LayerNorm, Module
 from .weight_map import head_weights
 
@@ -53,10 +54,14 @@ def make_pooler(
         linear = HeadLinear("", head.hidden_size, len(head.codes), has_bias=False)
         part = _read_part(find_part(settings.model, READOUT), linear, loaded.device)
         return Pooler(("lasttoken",), (part,))
-    if pooling_config.pooling is None:
+    if pooling_config.splade is not None:
+        assert isinstance(loaded.pooler, SparsePooler), "a language head has one"
+        return replace(loaded.pooler, splade=pooling_config.splade)
+    pooling = pooling_config.pooling
+    if pooling is None and pooling_config.multi_vector is None:
         return loaded.pooler
     parts: list[HeadFunction] = []
-    width = loaded.hidden_size * len(pooling_config.pooling.modes)
+    width = loaded.hidden_size * (1 if pooling is None else len(pooling.modes))
     for module in pooling_config.modules:
         takes = module.in_features if isinstance(module, Dense) else width
         takes = module.width if isinstance(module, LayerNorm) else takes
@@ -67,7 +72,38 @@ def make_pooler(
             )
         parts.append(_part(settings.model, module, loaded.device))
         width = module.out_features if isinstance(module, Dense) else width
-    return Pooler(pooling_config.pooling.modes, tuple(parts))
+    return Pooler(() if pooling is None else pooling.modes, tuple(parts))
+
+
+def _m3_poolers(model: str, loaded: LoadedEncoder) -> dict[EncodingOutput, Pooler]:
+    """Return the poolers of BGE-M3's heads: a weight and a vector of each token."""
+    outputs: dict[str, EncodingOutput] = {
+        SPARSE_LINEAR: "token_weights",
+        MULTI_VECTOR_LINEAR: "token_vectors",
+    }
+    return {
+        output: Pooler((), (_read_pickled(model, file, loaded),))
+        for file, output in outputs.items()
+    }
+
+
+def _read_pickled(model: str, file: str, loaded: LoadedEncoder) -> HeadFunction:
+    """Return a linear layer whose tensors are in a file of torch; no code in it is run."""
+    path = find_file(model, file)
+    assert path is not None, "the model was recognised by this file"
+    check_inside(model, "model", path.parent, file)
+    try:
+        stored = torch.load(path, map_location=loaded.device, weights_only=True)
+        weight, bias = stored["weight"], stored["bias"]
+        widths = (1,) if file == SPARSE_LINEAR else range(1, loaded.hidden_size + 1)
+        fits = weight.shape[1:] == (loaded.hidden_size,) and weight.shape[0] in widths
+        fits = fits and bias.shape == weight.shape[:1]
+    except Exception as exc:  # torch raises anything for a broken file
+        raise ModelRefused(f"{model}: {file} cannot be read: {first_line_of(exc)}") from exc
+    if not fits:
+        raise ModelRefused(f"{model}: {file} belongs to another model: copy or fetch it again.")
+    part = HeadLinear("", loaded.hidden_size, len(weight))
+    return parts_of((part,), {"head.0": weight, "head.0_bias": bias})[0]
 
 
 def _part(model: str, module: Module, device: torch.device) -> HeadFunction:
@@ -79,6 +115,8 @@ def _part(model: str, module: Module, device: torch.device) -> HeadFunction:
         head = HeadNorm("norm", module.width, NORM_EPS)
     else:
         return unit
+    if isinstance(module, Dense) and not module.folder:
+        return _read_part(find_checkpoint(model), head, device)
     path = find_file(model, f"{module.folder}/{WHOLE}") or find_file(
         model, f"{module.folder}/config.json"
     )
@@ -138,6 +176,8 @@ def _loaded(settings: EngineConfig, pooling_config: PoolingConfig) -> LoadedEnco
         loaded = _load_transformers(settings, pooling_config, hf_config, str(exc))
     if isinstance(head := pooling_config.head, JointHead | MarkerHead):
         return replace(loaded, decision_network=load_network(settings.model, head, loaded))
+    if pooling_config.has_m3_heads:
+        loaded = replace(loaded, token_poolers=_m3_poolers(settings.model, loaded))
     return replace(loaded, pooler=make_pooler(settings, pooling_config, loaded))
 
 
@@ -197,9 +237,13 @@ def own_encoder(name: str, pooling_config: PoolingConfig) -> EncoderArchitecture
     if not isinstance(head, Classifier):
         return architecture_of(name, pooling_config.config)
     architecture = architecture_of(
-        name, pooling_config.config, head.num_labels, is_per_token=head.is_per_token
+        name,
+        pooling_config.config,
+        head.num_labels,
+        is_per_token=head.is_per_token,
+        is_language=head.is_language,
     )
-    if head.is_per_token:
+    if head.is_per_token and not head.is_language:
         family = architecture.class_name.removesuffix("Model")
         _check_class(name, pooling_config, f"{family}ForTokenClassification")
     return architecture
@@ -220,7 +264,8 @@ def _check_class(name: str, pooling_config: PoolingConfig, class_name: str | Non
 def own_decoder(hf_config: HFConfig, head: object) -> Architecture:
     """Return the architecture of our decoder for a model; `UnsupportedConfig` if it has none."""
     if isinstance(head, Classifier) and head.is_per_token:
-        raise UnsupportedConfig("the engine's decoder does not label tokens")
+        does = "compute sparse vectors" if head.is_language else "label tokens"
+        raise UnsupportedConfig(f"the engine's decoder does not {does}")
     return causal.decoder_of(hf_config)
 
 
@@ -262,6 +307,11 @@ def _load_transformers(
     classifier = head if isinstance(head, Classifier) else None
     if head is not None and classifier is None:
         raise ModelRefused(f"{settings.model}: the engine's decoder does not support it: {why}")
+    if classifier is not None and classifier.is_language:
+        raise ModelRefused(
+            f"{settings.model}: sparse vectors are supported for models that the engine's own "
+            f"encoder runs: {why}."
+        )
     if classifier is not None and classifier.is_per_token:
         _check_class(
             settings.model, pooling_config, transformers_model.token_class(hf_config.model_type)

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import torch
 
-from ...kernels.backends import choose_backend
+from ...kernels.backends import choose_backend, choose_elementwise, choose_linear
 from ..weights.checkpoint import Checkpoint, check_token_head
 from ..weights.weights import check_stored, fill_weights, find_stored
 from .architecture import EncoderArchitecture
 from .encoder import Encoder
 from .loaded_encoder import LoadedEncoder
-from .pooler import Pooler, parts_of
+from .pooler import Pooler, parts_of, sparse_pooler
 from .position_bias import position_bias
 from .weight_map import head_weights, weights_of
 
@@ -40,7 +40,8 @@ def load(
         renamed = {**renamed, f"^{re.escape(checkpoint.prefix)}": f"{base}."}
     stored = find_stored(checkpoint.files, wanted, base=base, renamed=renamed)
     check_stored(checkpoint, architecture.class_name, wanted, stored, base=base, ignored=_IGNORED)
-    if architecture.head_pooling == "tokens":
+    is_language = bool(architecture.head) and architecture.head == architecture.language_head
+    if architecture.head_pooling == "tokens" and not is_language:
         used = {part.key for weight in wanted for part in weight.parts}
         unused = [
             tensor.name
@@ -50,7 +51,11 @@ def load(
         check_token_head(checkpoint.name, architecture.class_name, base, unused)
     weights = fill_weights(checkpoint.name, wanted, stored, dtype, device)
     modes = () if architecture.head_pooling == "tokens" else (architecture.head_pooling,)
-    pooler = Pooler(modes, parts_of(architecture.head, weights))
+    if is_language:
+        linears = choose_linear(choose_elementwise(dtype, device), device)
+        pooler: Pooler = sparse_pooler(architecture.head, weights, linears)
+    else:
+        pooler = Pooler(modes, parts_of(architecture.head, weights))
     shapes = tuple(block.attention for block in architecture.blocks)
     if (table := weights.pop("position_bias", None)) is not None:
         bias = position_bias(table, architecture.max_positions)

@@ -72,6 +72,8 @@ def compute_outputs(
     lengths = [len(sequence.token_ids) for sequence in sequences]
     attention = model.attention(num_pages(model, sum(lengths), len(lengths)), len(lengths))
     hidden = hidden_states(model, attention, sequences).float()
+    if model.pooler.is_sparse:
+        model = model.giving("token_vectors")
     if not model.pooler.parts:
         return [EncoderOutput(own, None) for own in torch.split(hidden, lengths)]
     values = run(model, attention, sequences)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from string import punctuation
 from typing import Any, Literal
 
 from ...config import EngineConfig
@@ -23,15 +24,18 @@ from .decision_heads import (
 from .labels import activation_of_labels, count_labels, read_labels
 from .sentence_transformers import (
     MODULES,
+    SAVED_MODEL,
     Dense,
     LayerNorm,
     LogitScore,
     ModelFiles,
     Module,
+    MultiVector,
     Normalize,
     Pooling,
     PoolingMode,
     SavedFields,
+    Splade,
     Stack,
     read_stack,
 )
@@ -49,7 +53,9 @@ __all__ = [
     "read_pooling_config",
 ]
 
-PoolingTask = Literal["embed", "score", "classify", "token_classify", "decide"]
+PoolingTask = Literal[
+    "embed", "embed_sparse", "token_embed", "score", "classify", "token_classify", "decide"
+]
 
 # Bidirectional networks that do not generate text, by `model_type`.
 ENCODER_TYPES = frozenset(
@@ -62,7 +68,6 @@ ENCODER_TYPES = frozenset(
     """.split()
 )
 _CONFIG = "config.json"
-_SAVED_MODEL = "config_sentence_transformers.json"
 _OLD_ACTIVATION = "sbert_ce_default_activation_function"
 _SCORES = "ForSequenceClassification"
 _TAGS = "ForTokenClassification"
@@ -86,14 +91,25 @@ _POOLING_NAMES = ("pooling_type", "seq_pooling_type")
 _ACTIVATION_NAMES = ("normalize", "use_activation")
 _MODES_BY_NAME: dict[str, PoolingMode] = {"CLS": "cls", "LAST": "lasttoken", "MEAN": "mean"}
 _NO_LIMIT = 10**9
+# Pooling of masked language models, as an option.
+_SPLADE = "SPLADE"
+# ColBERT of its first authors: the class, the layer for tokens and the settings of training.
+_COLBERT, _COLBERT_BASE, _COLBERT_SETTINGS = "HF_ColBERT", "BertModel", "artifact.metadata"
+_COLBERT_WIDTH = 128
+# BGE-M3's heads next to its network: a weight and a vector of each token.
+SPARSE_LINEAR, MULTI_VECTOR_LINEAR = "sparse_linear.pt", "colbert_linear.pt"
 
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """The network's own head, which gives `num_labels` numbers of a sequence or of each token."""
+    """The network's own head, which gives `num_labels` numbers of a sequence or of each token.
+
+    With `is_language` it is that of a masked language model.
+    """
 
     num_labels: int
     is_per_token: bool = False
+    is_language: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +127,10 @@ class PoolingConfig:
     renders a pair if `has_pair_template`, with `template_variables`. `is_assumed` is set if neither
     a file nor an option defines the pooling. `unserved_head` is the class of a head in the files
     that no endpoint serves, empty without one.
+    Sparse vectors are made of the logits of `head` as `splade` says. The vectors of tokens, of task
+    `token_embed`, are made by `modules`, and have the settings `multi_vector`. With `has_m3_heads`
+    the files of BGE-M3 also contain heads for weights and vectors of tokens. `prefixes` are texts
+    that the model reads as one token each.
     """
 
     config: Mapping[str, Any]
@@ -131,6 +151,10 @@ class PoolingConfig:
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     is_assumed: bool = False
     unserved_head: str = ""
+    splade: Splade | None = None
+    multi_vector: MultiVector | None = None
+    has_m3_heads: bool = False
+    prefixes: tuple[str, ...] = ()
 
     def context_length(self, settings: EngineConfig, positions: int) -> int:
         """Return the limit of a sequence in tokens: the requested one, else that of the files."""
@@ -180,7 +204,15 @@ def read_pooling_config(config: Mapping[str, Any], settings: EngineConfig) -> Po
         options.only()
         return _of_decisions(raw, files, head)
     stack = read_stack(files)
+    if stack is None and (splade := _splade_by_option(raw, files, options)) is not None:
+        return _of_sparse(raw, files, splade)
     task = _task(raw, settings, files, stack)
+    if task in ("embed_sparse", "token_embed"):
+        options.only()
+        assert stack is not None or task == "token_embed"
+        if stack is None or stack.splade is None:
+            return _of_multi_vectors(raw, files, stack)
+        return _of_sparse(raw, files, stack.splade)
     if task == "token_classify":
         options.only()
         return _of_tokens(raw, files)
@@ -201,8 +233,14 @@ def _task(
     if settings.convert == "classify" or "classifier_from_token" in raw:
         return "score"
     if stack is None:
+        if _architecture(raw) == _COLBERT:
+            return "token_embed"
         return "score" if _architecture(raw).endswith(_SCORES) else "embed"
-    kind = files.fields(_SAVED_MODEL).text("model_type", "SentenceTransformer")
+    if stack.splade is not None:
+        return "embed_sparse"
+    if stack.multi_vector is not None:
+        return "token_embed"
+    kind = files.fields(SAVED_MODEL).text("model_type", "SentenceTransformer")
     if kind not in ("SentenceTransformer", "CrossEncoder"):
         raise files.refusal(
             f"it is a {kind}, which computes neither one vector per text nor scores."
@@ -251,7 +289,91 @@ def _of_vectors(raw: Mapping[str, Any], files: ModelFiles, stack: Stack | None) 
         normalize=normalize,
         matryoshka=_matryoshka(SavedFields(files, _CONFIG, raw)),
         is_assumed=stack is None,
+        has_m3_heads=kind == "xlm-roberta"
+        and files.has(SPARSE_LINEAR)
+        and files.has(MULTI_VECTOR_LINEAR),
         **_of_texts(files),
+    )
+
+
+def _splade_by_option(
+    raw: Mapping[str, Any], files: ModelFiles, options: SavedFields
+) -> Splade | None:
+    """Return SPLADE's pooling if the options name it; None if they do not."""
+    name = next((name for name in _POOLING_NAMES if options.fields.get(name) is not None), None)
+    if name is None or options.text(name, "").upper() != _SPLADE:
+        return None
+    options.only(*_POOLING_NAMES)
+    if not _architecture(raw).endswith("ForMaskedLM"):
+        raise files.refusal(
+            f"--pooler-config has {name} {_SPLADE!r}, which needs a masked language model "
+            f"(ForMaskedLM); config.json has the class {_architecture(raw) or 'of none'}."
+        )
+    return Splade()
+
+
+def _of_sparse(raw: Mapping[str, Any], files: ModelFiles, splade: Splade) -> PoolingConfig:
+    count = SavedFields(files, _CONFIG, raw).count("vocab_size")
+    head = Classifier(count, is_per_token=True, is_language=True)
+    return PoolingConfig(
+        config=raw, task="embed_sparse", head=head, splade=splade, **_of_texts(files)
+    )
+
+
+def _of_multi_vectors(
+    raw: Mapping[str, Any], files: ModelFiles, stack: Stack | None
+) -> PoolingConfig:
+    """Return the description of a ColBERT model; without modules, of its first authors'."""
+    if stack is None:
+        return _of_first_colbert(raw, files)
+    assert stack.multi_vector is not None
+    modules, saved = stack.modules, files.fields(SAVED_MODEL)
+    normalize = modules[-1:] == (Normalize(),)
+    texts = _of_texts(files)
+    prefixes = {
+        name: saved.text(f"{name}_prefix", "")
+        for name in ("query", "document")
+        if f"{name}_prefix" in saved.fields
+    }
+    for name, prefix in prefixes.items():
+        prompt = texts["prompts"].get(name, "").removeprefix(prefix)
+        texts["prompts"] = {**texts["prompts"], name: prefix + prompt}
+    limit = files.text_fields().optional_count("document_length")
+    limit = limit or saved.optional_count("document_length")
+    texts["max_seq_length"] = limit or texts["max_seq_length"]
+    return PoolingConfig(
+        config=raw,
+        task="token_embed",
+        modules=modules[:-1] if normalize else modules,
+        normalize=normalize,
+        multi_vector=stack.multi_vector,
+        prefixes=tuple(prefix for prefix in prefixes.values() if prefix.strip()),
+        **texts,
+    )
+
+
+def _of_first_colbert(raw: Mapping[str, Any], files: ModelFiles) -> PoolingConfig:
+    """Return the description of a checkpoint of the ColBERT library, with its settings if any."""
+    settings = files.fields(_COLBERT_SETTINGS)
+    width = settings.optional_count("dim") or _COLBERT_WIDTH
+    marks = {
+        "query": settings.text("query_token_id", "[unused0]"),
+        "document": settings.text("doc_token_id", "[unused1]"),
+    }
+    texts = _of_texts(files)
+    texts["prompts"] = {name: f"{mark} " for name, mark in marks.items()}
+    texts["max_seq_length"] = settings.optional_count("doc_maxlen") or texts["max_seq_length"]
+    skips = settings.flag("mask_punctuation", default=True)
+    hidden = SavedFields(files, _CONFIG, raw).count("hidden_size")
+    return PoolingConfig(
+        # The class is the base model's with a layer, which is loaded apart.
+        config={**raw, "architectures": [_COLBERT_BASE]},
+        task="token_embed",
+        modules=(Dense("", hidden, width, bias=False, activation="Identity"),),
+        normalize=True,
+        multi_vector=MultiVector(tuple(punctuation) if skips else (), expands_queries=True),
+        prefixes=tuple(marks.values()),
+        **texts,
     )
 
 
@@ -376,7 +498,7 @@ def _saved_activation(config: SavedFields, files: ModelFiles, default: str) -> s
 
     Version 6 has a separate file, 4 and 5 use config.json, and older ones a long name.
     """
-    saved = files.fields(_SAVED_MODEL)
+    saved = files.fields(SAVED_MODEL)
     if saved.fields.get("activation_fn") is not None:
         return saved.activation("activation_fn", default)
     section = config.fields.get("sentence_transformers")
@@ -387,7 +509,7 @@ def _saved_activation(config: SavedFields, files: ModelFiles, default: str) -> s
 
 def _of_texts(files: ModelFiles) -> dict[str, Any]:
     """Return the preparation of texts before they are tokenised."""
-    limits, saved = files.text_fields(), files.fields(_SAVED_MODEL)
+    limits, saved = files.text_fields(), files.fields(SAVED_MODEL)
     tokenizer = files.fields("tokenizer_config.json").fields
     inputs = tokenizer.get("model_input_names")
     prompts = {name: p for name, p in saved.object("prompts").items() if p is not None}

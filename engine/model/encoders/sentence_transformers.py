@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from string import punctuation
 from typing import Any, Literal, get_args
 
 from ...errors import ModelRefused, first_line_of
@@ -17,7 +18,9 @@ from ...storage.hub import find_file
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
-MODULES = "modules.json"
+MODULES, SAVED_MODEL = "modules.json", "config_sentence_transformers.json"
+MULTI_VECTOR_TYPES = frozenset({"ColBERT", "MultiVectorEncoder"})
+"""Values of `model_type` in the latter: PyLate's and sentence-transformers'."""
 ACTIVATIONS = frozenset(
     "ELU GELU Identity LeakyReLU ReLU SELU Sigmoid SiLU Softplus Softsign Tanh".split()
 )
@@ -36,7 +39,8 @@ _OLD_MODES: dict[str, PoolingMode] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_VECTOR, _SCORES = "sentence_embedding", "scores"
+_VECTOR, _TOKENS, _SCORES = "sentence_embedding", "token_embeddings", "scores"
+_PYLATE_DENSE = "pylate.models.Dense.Dense"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,31 @@ class Normalize:
 
 
 @dataclass(frozen=True, slots=True)
+class Splade:
+    """SPLADE: a weight of each token of the vocabulary, by the logits of a masked language model.
+
+    A logit becomes log(1 + relu(logit)), and its logarithm is taken `num_logs` times. A text's
+    weight is the largest of its tokens, or their sum.
+    """
+
+    strategy: Literal["max", "sum"] = "max"
+    num_logs: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MultiVector:
+    """ColBERT: a vector for each token of a text, except for `skipped_words` of documents.
+
+    Those of queries are skipped with `skips_in_queries`. With `expands_queries` a query is padded
+    with mask tokens.
+    """
+
+    skipped_words: tuple[str, ...] = ()
+    skips_in_queries: bool = False
+    expands_queries: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LogitScore:
     """The logit of one token after the prompt, minus that of another if there is one."""
 
@@ -93,16 +122,19 @@ class Stack:
     """The modules of `modules.json` after the network; `transformer_task` is the network's task.
 
     With `reads_messages` texts go through the chat template, with `template_variables`. With
-    `gives_scores` the last Dense module gives scores instead of a vector.
+    `gives_scores` the last Dense module gives scores instead of a vector. With `multi_vector` the
+    modules are for the vector of each token.
     """
 
     transformer_task: str
-    reads_messages: bool
-    template_variables: Mapping[str, Any]
-    pooling: Pooling | None
-    modules: tuple[Module, ...]
-    logit_score: LogitScore | None
-    gives_scores: bool
+    reads_messages: bool = False
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    pooling: Pooling | None = None
+    modules: tuple[Module, ...] = ()
+    logit_score: LogitScore | None = None
+    gives_scores: bool = False
+    splade: Splade | None = None
+    multi_vector: MultiVector | None = None
 
 
 class ModelFiles:
@@ -234,9 +266,20 @@ def read_stack(files: ModelFiles) -> Stack | None:
     if listed is None:
         return None
     entries = [_entry(files, entry) for entry in listed] if isinstance(listed, list) else []
-    if not entries or entries[0] != ("Transformer", ""):
+    if not entries or entries[0] not in {("Transformer", ""), ("MLMTransformer", "")}:
         raise files.refusal(f"{MODULES} must begin with a Transformer in the model's own folder.")
-    task, reads_messages, variables = _transformer(files.text_fields())
+    default_task = "fill-mask" if entries[0][0] == "MLMTransformer" else "feature-extraction"
+    task, reads_messages, variables = _transformer(files.text_fields(), default_task)
+    if task == "fill-mask":
+        return Stack(task, splade=_splade(files, entries))
+    if task == "feature-extraction" and _is_multi_vector(files, entries):
+        return _multi_vector_stack(files, entries)
+    stack = Stack(task, reads_messages, variables)
+    return _vector_stack(files, entries, stack)
+
+
+def _vector_stack(files: ModelFiles, entries: list[tuple[str, str]], stack: Stack) -> Stack:
+    """Return a stack with the modules for the vector of a text, or its score."""
     pooling: Pooling | None = None
     logit_score: LogitScore | None = None
     modules: list[Module] = []
@@ -257,8 +300,84 @@ def read_stack(files: ModelFiles) -> Stack | None:
             modules.append(Normalize())
         elif kind != "Dropout":  # which does nothing outside training
             raise files.refusal(f"{MODULES} has {kind} in a place that is not supported.")
-    after = (pooling, tuple(modules), logit_score, gives_scores)
-    return Stack(task, reads_messages, variables, *after)
+    return replace(
+        stack,
+        pooling=pooling,
+        modules=tuple(modules),
+        logit_score=logit_score,
+        gives_scores=gives_scores,
+    )
+
+
+def _config_of(files: ModelFiles, folder: str) -> SavedFields:
+    return files.fields(f"{folder}/config.json" if folder else "config.json")
+
+
+def _splade(files: ModelFiles, entries: list[tuple[str, str]]) -> Splade:
+    if [kind for kind, _ in entries[1:]] != ["SpladePooling"]:
+        raise files.refusal(f"according to {MODULES} it has no SpladePooling after its network.")
+    fields = _config_of(files, entries[1][1])
+    strategy = fields.text("pooling_strategy", "max")
+    activation = fields.text("activation_function", "relu")
+    if strategy not in ("max", "sum"):
+        raise fields.wrong("pooling_strategy")
+    if activation not in ("relu", "log1p_relu"):
+        raise fields.wrong("activation_function")
+    return Splade("max" if strategy == "max" else "sum", 1 if activation == "relu" else 2)
+
+
+def _is_multi_vector(files: ModelFiles, entries: list[tuple[str, str]]) -> bool:
+    """Return whether the modules after the network are for the vectors of tokens."""
+    kinds = {kind for kind, _ in entries}
+    saved = files.fields(SAVED_MODEL).fields.get("model_type")
+    return bool(kinds & {_PYLATE_DENSE, "MultiVectorMask"}) or saved in MULTI_VECTOR_TYPES
+
+
+def _multi_vector_stack(files: ModelFiles, entries: list[tuple[str, str]]) -> Stack:
+    """Return the modules of a ColBERT model of sentence-transformers or PyLate."""
+    modules: list[Module] = []
+    mask: SavedFields | None = None
+    for kind, folder in entries[1:]:
+        fields = _config_of(files, folder)
+        if kind in ("Dense", _PYLATE_DENSE):
+            for key in ("module_input_name", "module_output_name"):
+                if fields.text(key, _TOKENS) != _TOKENS:
+                    raise fields.wrong(key)
+            modules.append(_dense(fields, folder))
+        elif kind == "MultiVectorMask" and mask is None:
+            mask = fields
+        elif kind == "Normalize":
+            modules.append(Normalize())
+        elif kind != "Dropout":
+            raise files.refusal(f"{MODULES} has {kind} in a place that is not supported.")
+    saved = files.fields(SAVED_MODEL)
+    is_pylate = mask is None and saved.fields.get("model_type") != "MultiVectorEncoder"
+    if is_pylate and Normalize() not in modules:
+        modules.append(Normalize())
+    mode = _multi_vector(saved if mask is None else mask, is_pylate=is_pylate)
+    if files.text_fields().fields.get("query_expansion") is not None:
+        mode = replace(mode, expands_queries=True)
+    return Stack("feature-extraction", modules=tuple(modules), multi_vector=mode)
+
+
+def _multi_vector(settings: SavedFields, *, is_pylate: bool) -> MultiVector:
+    """Return the settings of the module MultiVectorMask, or of PyLate's whole model.
+
+    PyLate skips punctuation by default.
+    """
+    if settings.fields.get("keep_only_token_ids") is not None:
+        raise settings.wrong("keep_only_token_ids")
+    key, default = "skiplist_words", list(punctuation) if is_pylate else None
+    words = settings.fields.get(key, default)
+    words = [] if words is None else words
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise settings.wrong(key)
+    tasks = settings.fields.get("skiplist_tasks") or ["document"]
+    return MultiVector(
+        tuple(words) if "document" in tasks else (),
+        skips_in_queries="query" in tasks,
+        expands_queries=is_pylate and settings.flag("do_query_expansion", default=True),
+    )
 
 
 def _entry(files: ModelFiles, entry: object) -> tuple[str, str]:
@@ -271,12 +390,12 @@ def _entry(files: ModelFiles, entry: object) -> tuple[str, str]:
     return (kind.rpartition(".")[2] if kind.startswith(_OWN) else kind), folder
 
 
-def _transformer(fields: SavedFields) -> tuple[str, bool, Mapping[str, Any]]:
+def _transformer(fields: SavedFields, default: str) -> tuple[str, bool, Mapping[str, Any]]:
     """Return the network's task, whether it reads messages, and its template's variables.
 
     Its input must be text and its output that of such a network; only rerankers read conversations.
     """
-    task = fields.text("transformer_task", "feature-extraction")
+    task = fields.text("transformer_task", default)
     gives = "last_hidden_state" if task == "feature-extraction" else "logits"
     forms = fields.object("modality_config")
     read = [forms[form] for form in ("text", "message") if form in forms]

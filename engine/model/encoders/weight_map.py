@@ -50,7 +50,8 @@ def head_weights(head: tuple[HeadPart, ...], prefix: str = "") -> Iterator[Weigh
             width = part.width
             yield whole(role, f"{key}weight", width)
         if part.has_bias:
-            yield whole(f"{role}_bias", f"{key}bias", width)
+            bias = isinstance(part, HeadLinear) and part.bias_name
+            yield whole(f"{role}_bias", bias or f"{key}bias", width)
 
 
 def _layer(model: EncoderArchitecture, index: int) -> Iterator[Weight]:

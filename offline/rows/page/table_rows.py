@@ -29,6 +29,8 @@ LABELED: Final = ["label", "score", "probs"]
 """Columns of a text's labels."""
 SPANS: Final = ["spans"]
 """Columns of a text's labeled spans."""
+POOLED: Final = (["sparse_embedding"], ["token_embeddings"], ["token_scores"])
+"""Columns of a text's sparse vector, or of numbers of its tokens."""
 _NOT_SHOWN: Final = frozenset(("finish_reason", "usage", "logprobs"))
 _IDS: Final = ("custom_id", "id")
 
@@ -169,7 +171,7 @@ def first_result(names: Sequence[str]) -> int:
     last = ends[-1] - 1
     if questions := question_columns_at_end(bare[:last]):
         return last - sum(map(len, questions))
-    for columns in (LABELED, SPANS):
+    for columns in (LABELED, SPANS, *POOLED):
         if bare[:last][-len(columns) :] == columns:
             return last - len(columns)
     first, seen = last, {"usage"}
@@ -195,6 +197,8 @@ def cell_text(cell: object) -> str:
     """Return a cell as text: JSON for a value that is not a text, and the first of many numbers."""
     if isinstance(cell, str):
         return cell
+    if isinstance(cell, list) and cell and isinstance(cell[0], list) and len(cell[0]) > 1:
+        return f"{cell_text(cell[0])}, … ({len(cell):,} lists)"
     if isinstance(cell, list) and len(cell) > _MAX_NUMBERS and isinstance(cell[0], float):
         first = ", ".join(f"{number:.6g}" for number in cell[:_MAX_NUMBERS])
         return f"{first}, … ({len(cell):,} numbers)"

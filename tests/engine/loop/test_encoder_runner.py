@@ -135,19 +135,21 @@ def test_tokens_and_graphs_take_turns(tmp_path: Path, monkeypatch: pytest.Monkey
     model = loaded(save(tmp_path, "Bert", num_hidden_layers=1))
     model = replace(model, pooler=Pooler(("mean",)))
     pairs = [
-        replace(one, wants_tokens=wants_tokens, priority=number % 3 or None)
+        replace(
+            one, output="token_vectors" if wants_tokens else "pooled", priority=number % 3 or None
+        )
         for number, one in enumerate(requests(8, 12))
         for wants_tokens in (False, True)
     ]
     # A sequence above the largest graph.
-    pairs.insert(8, EncodingRequest(list(range(200, 290)), wants_tokens=True))
+    pairs.insert(8, EncodingRequest(list(range(200, 290)), output="token_vectors"))
     expected, _ = all_values(model, pairs, None)
     monkeypatch.setattr(backends, "TRITON_TYPES", {"cpu"})
     captures = CapturesByCallingAgain()
     got, addresses = all_values(replace(model, backend=TritonAttention), pairs, captures)
     assert len(addresses) == 1, "graphs contain the address of the workspace"
     for one, other, sequence in zip(got, expected, pairs, strict=True):
-        shape = (len(sequence.token_ids), 48) if sequence.wants_tokens else (48,)
+        shape = (len(sequence.token_ids), 48) if sequence.output != "pooled" else (48,)
         assert one.shape == other.shape == shape
         np.testing.assert_allclose(one, other, atol=1e-4)
     assert captures.num_replays >= 2

@@ -140,7 +140,11 @@ def test_outputs_of_tokens_and_of_texts_are_separate(*, is_short_of_memory: bool
     work, network = core(check)
     ids = [[number, *range(number % 4)] for number in range(1, 13)]
     items = [
-        work.add(EncodingRequest(own, wants_tokens=wants_tokens, priority=priority))
+        work.add(
+            EncodingRequest(
+                own, output="token_vectors" if wants_tokens else "pooled", priority=priority
+            )
+        )
         for number, own in enumerate(ids)
         for priority in (None, number % 3)
         for wants_tokens in (number % 2 == 0, number % 2 == 1)
@@ -149,7 +153,7 @@ def test_outputs_of_tokens_and_of_texts_are_separate(*, is_short_of_memory: bool
     for item in items:
         own = item.request.token_ids
         values = item.result().values
-        if item.request.wants_tokens:
+        if item.request.output != "pooled":
             assert values.tolist() == [[one, 0] for one in own]
         else:
             assert values.shape == (2,)
