@@ -73,7 +73,7 @@ _SHOWN_SECONDS: Final = 0.005
 def _own_loggers(_: int) -> list[logging.Logger]:
     """Return the loggers that do not propagate, for one number of loggers.
 
-    Those of torch, about forty, write to handlers of their own.
+    Those of torch, about forty, have separate handlers.
     """
     return [
         logger
