@@ -95,7 +95,7 @@ def _attach_to_few(self: catching_logs[logging.Handler]) -> logging.Handler:
 
 
 if "attached_loggers" in getattr(catching_logs, "__slots__", ()):  # since pytest 9.1
-    catching_logs.__enter__ = _attach_to_few  # type: ignore[method-assign]
+    catching_logs.__enter__ = _attach_to_few  # type: ignore[assignment,method-assign]
 
 # A shell's background job ignores Ctrl-C, and so would everything that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
