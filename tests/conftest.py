@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -11,10 +12,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
+from typing import Final
 
 import pytest
+from _pytest.logging import catching_logs
+from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
@@ -59,6 +63,39 @@ disk_cache.cache_folder = lambda: None if (folder := _cache_folder()) == SHARED_
 
 share_authorities()
 warm_starts = warm_start.install()
+
+_attach_handlers = catching_logs.__enter__
+# Shorter phases are not in the list of the slowest.
+_SHOWN_SECONDS: Final = 0.005
+
+
+@lru_cache(maxsize=1)
+def _own_loggers(_: int) -> list[logging.Logger]:
+    """Return the loggers that do not propagate, for one number of loggers.
+
+    Those of torch, about forty, have separate handlers.
+    """
+    return [
+        logger
+        for name, logger in logging.root.manager.loggerDict.items()
+        if isinstance(logger, logging.Logger)
+        and not (logger.propagate or name.startswith(("torch", "strobelight", "c10d")))
+    ]
+
+
+def _attach_to_few(self: catching_logs[logging.Handler]) -> logging.Handler:
+    """Attach pytest's handler of logs without looking at every logger, six times per test."""
+    if self.level is not None:
+        return _attach_handlers(self)
+    loggers = [logging.root, *_own_loggers(len(logging.root.manager.loggerDict))]
+    self.attached_loggers = [it for it in loggers if it is logging.root or not it.propagate]
+    for logger in self.attached_loggers:
+        logger.addHandler(self.handler)
+    return self.handler
+
+
+if "attached_loggers" in getattr(catching_logs, "__slots__", ()):  # since pytest 9.1
+    catching_logs.__enter__ = _attach_to_few  # type: ignore[assignment,method-assign]
 
 # A shell's background job ignores Ctrl-C, and so would everything that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -109,6 +146,22 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling:
     """Distribute groups of tests instead of single tests: see tests/groups.py."""
     return GroupScheduling(config, log)
+
+
+@pytest.hookimpl
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Report only the call of a test that passed, in a distributed run: one message of five.
+
+    The other phases are reported if they last long enough for the list of the slowest.
+    """
+    if not hasattr(item.config, "workerinput"):
+        return None
+    reports = runtestprotocol(item, log=False, nextitem=nextitem)
+    is_passed = all(report.passed for report in reports)
+    for report in reports:
+        if not is_passed or report.when == "call" or report.duration >= _SHOWN_SECONDS:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
 
 
 @pytest.hookimpl(trylast=True)

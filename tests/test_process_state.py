@@ -113,3 +113,20 @@ def test_the_state_of_a_lambda_invocation_is_forgotten() -> None:
     logger.append_keys(correlation_id="x", function_name="api")
     assert state.changes() == []
     assert not {"correlation_id", "function_name"} & logger.registered_formatter.log_format.keys()
+
+
+@pytest.fixture
+def own_logger() -> Iterator[logging.Logger]:
+    """A logger that does not propagate."""
+    logger = logging.getLogger("tests.own")
+    logger.propagate = False
+    yield logger
+    logger.propagate = True
+
+
+def test_records_of_a_logger_that_does_not_propagate_are_captured(
+    own_logger: logging.Logger, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The quick attachment of pytest's handlers finds loggers that exist when a phase starts."""
+    own_logger.warning("seen")
+    assert caplog.messages == ["seen"]
