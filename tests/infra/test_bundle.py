@@ -13,7 +13,6 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
 
 import pytest
 
@@ -306,8 +305,22 @@ def test_a_bundle_that_is_there_is_not_built_again(
 ) -> None:
     """The second call for the same sources finds what the first one made."""
     first = build("arm64", tmp_path)
-    monkeypatch.setattr(bundles, "_fill", pytest.fail)
+    monkeypatch.setattr(bundles, "_add_own", pytest.fail)
     assert build("arm64", tmp_path) == first
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_a_change_of_ours_installs_no_packages(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The new bundle has the packages of the earlier one."""
+    first = build("arm64", tmp_path)
+    sources = list(bundles._sources())
+    monkeypatch.setattr(bundles, "_sources", lambda: sources[:-1])
+    monkeypatch.setattr(bundles, "install", pytest.fail)
+    second = build("arm64", tmp_path)
+    assert second != first
+    assert contents(second) == contents(first)
 
 
 @pytest.mark.usefixtures("uncompiled")
@@ -318,15 +331,15 @@ def test_another_source_processor_or_python_makes_another_bundle(
     folders = {build("arm64", tmp_path), build("x86_64", tmp_path)}
     folders.add(build("arm64", tmp_path, has_oidc=True))
     folders.add(build("arm64", tmp_path, python="3.12"))
-    folders.add(tmp_path / f"arm64-{bundles._digest('arm64', '3.13', None)}")
+    monkeypatch.setattr(bundles, "find_python", lambda _: None)
+    folders.add(build("arm64", tmp_path))
     changed = tmp_path / "changed.py"
     changed.touch()
     sources = list(bundles._sources())
     monkeypatch.setattr(bundles, "ROOT", Path("/"))
-    monkeypatch.setattr(bundles, "_sources", lambda: [*sources, changed])
-    folders.add(tmp_path / f"arm64-{bundles._digest('arm64', '3.13', sys.executable)}")
+    folders.add(tmp_path / bundles._digest("arm64", [*sources, changed]))
     changed.write_text("number = 2\n", encoding="utf-8")
-    folders.add(tmp_path / f"arm64-{bundles._digest('arm64', '3.13', sys.executable)}")
+    folders.add(tmp_path / bundles._digest("arm64", [*sources, changed]))
     assert len(folders) == 7
 
 
@@ -340,12 +353,14 @@ def test_tokens_bring_what_verifies_them() -> None:
 def test_what_was_left_half_done_does_no_harm(tmp_path: Path) -> None:
     """A build that was killed leaves a folder that no other build takes for its own."""
     left = tmp_path / "growing-left"
-    (left / f"arm64-{bundles._digest('arm64', '3.13', sys.executable)}" / "tidemill/handler").mkdir(
-        parents=True
-    )
+    name = build("arm64", tmp_path / "another").name
+    (left / name / "tidemill/handler").mkdir(parents=True)
     made = build("arm64", tmp_path)
-    assert (made / "tidemill/handler/__init__.py").exists()
-    assert {path.name for path in tmp_path.iterdir()} == {left.name, made.name}
+    assert (made.name, (made / "tidemill/handler/__init__.py").exists()) == (name, True)
+    assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} == {
+        *("another", "arm64", "growing", "packages")
+    }
+    assert [*tmp_path.glob("growing-*")] == [left]
 
 
 @pytest.mark.usefixtures("few_packages")
@@ -393,17 +408,17 @@ def test_who_comes_while_a_bundle_is_built_waits_for_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Both get the same whole folder, which was filled once, and nothing else is left."""
-    is_filling, may_go_on, fill = Event(), Event(), bundles._fill
+    is_filling, may_go_on, fill = Event(), Event(), bundles._add_own
     made: list[Path] = []
     filled: list[Path] = []
 
-    def fill_slowly(folder: Path, *more: Any) -> None:
+    def fill_slowly(folder: Path) -> None:
         filled.append(folder)
         is_filling.set()
         assert may_go_on.wait(60)
-        fill(folder, *more)
+        fill(folder)
 
-    monkeypatch.setattr(bundles, "_fill", fill_slowly)
+    monkeypatch.setattr(bundles, "_add_own", fill_slowly)
     threads = [Thread(target=lambda: made.append(build("arm64", tmp_path))) for _ in range(2)]
     threads[0].start()
     assert is_filling.wait(60)
@@ -415,5 +430,6 @@ def test_who_comes_while_a_bundle_is_built_waits_for_it(
         thread.join()
     assert len(filled) == 1
     assert len(made) == 2
-    assert set(made) == set(tmp_path.iterdir())
+    assert len(set(made)) == 1
+    assert set(tmp_path.iterdir()) == {made[0], *tmp_path.glob("packages-*")}
     assert (made[0] / "botocore/__pycache__").is_dir()

@@ -13,13 +13,17 @@ from tests.folder_scope import shared
 from tidemill.handler.fleet.stop import stop_workers
 
 STOP_SECONDS = 60
+IDLE_SECONDS = 900
 
 
 # Deploying the stacks takes longer than most of what is tried on them. An idle cloud polls.
 @pytest.fixture(scope="module")
 def cloud() -> LocalCloud:
     """Return a cloud as `tidemill local up` runs it, for all files here."""
-    options = LocalOptions(config=DEFAULT_PATH, aliases=("gpt-4o-mini", "*"))
+    # Starting a worker takes 15 CPU seconds, and on a busy machine it may wait for a minute.
+    options = LocalOptions(
+        config=DEFAULT_PATH, aliases=("gpt-4o-mini", "*"), idle_seconds=IDLE_SECONDS
+    )
     return shared(__file__, lambda: running_cloud(options, lambda _: None))
 
 

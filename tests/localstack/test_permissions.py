@@ -118,14 +118,12 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     enforcement = make_enforcement(folder)
     with running_ministack(folder, enforcement=enforcement) as url:
         environment = environment_for(url, enforcement.authority)
-        # The CDK's bundle of the AWS SDK knows no authorities but its own.
-        trusting = environment | {"NODE_TLS_REJECT_UNAUTHORIZED": "0"}
         options = client_options(environment)
         path = write_config(options, folder)
         config = read_config(path)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("localstack.stacks.synthesise", synthesise)
-            outputs = deploy(trusting, folder, config=path, name=config.name)
+            outputs = deploy(environment, folder, config=path, name=config.name)
         iam = boto3.client("iam", **options)
         for role in iam.list_roles(MaxItems=1000)["Roles"]:
             if role["RoleName"].startswith(f"{config.name}-api-"):
