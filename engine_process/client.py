@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from typing import TypeAlias
 
 from tidemill.batch.errors import HandlerError
 from tidemill.protocol.contract import EngineInfo, EngineStats
@@ -41,6 +42,8 @@ _STACKS_SECONDS = 0.5
 _CLOSE_SECONDS = 8.0
 _EXIT_SECONDS = 5.0
 _DRAIN_BYTES = 2**16
+
+_Forget: TypeAlias = Callable[["asyncio.Future[Row]"], None]
 
 
 class EngineFailed(HandlerError):
@@ -94,7 +97,7 @@ class EngineClient:
         self._stats = EngineStats()
         self._progress = 0  # grows with each sign of work
         self._tickets = count(1)
-        self._pending: dict[int, asyncio.Future[Row]] = {}
+        self._pending: dict[int, tuple[asyncio.Future[Row], _Forget]] = {}
         self._exchanges: dict[int, asyncio.Queue[Answer | EngineDied]] = {}
         self._unsent: set[int] = set()  # tickets of requests since the pipe was closed
         self._reason: str | None = None  # why this client killed the process
@@ -163,8 +166,9 @@ class EngineClient:
         ticket = next(self._tickets)
         self._send(ticket, Run(ticket, number, created, data))
         answered: asyncio.Future[Row] = asyncio.get_running_loop().create_future()
-        self._pending[ticket] = answered
-        answered.add_done_callback(partial(self._forget, ticket))
+        forget = partial(self._forget, ticket)
+        self._pending[ticket] = answered, forget
+        answered.add_done_callback(forget)
         return answered
 
     async def ask(
@@ -208,7 +212,7 @@ class EngineClient:
             self._writer.write(frame)
 
     def _forget(self, ticket: int, answered: asyncio.Future[Row]) -> None:
-        """Forget a request that has ended, and abort it if it was cancelled."""
+        """Forget a request that has ended without a row, and abort it if it was cancelled."""
         del self._pending[ticket]
         if answered.cancelled():
             self._abort(ticket)
@@ -312,8 +316,11 @@ class EngineClient:
         match frame:
             case Row():
                 self._progress += 1
-                answered = self._pending.get(frame.ticket)
-                if answered is not None and not answered.done():
+                pending = self._pending.get(frame.ticket)
+                if pending is not None and not pending[0].done():
+                    answered, forget = pending
+                    del self._pending[frame.ticket]
+                    answered.remove_done_callback(forget)  # it would cost a turn of the loop
                     answered.set_result(frame)
             case Answer():
                 self._progress += 1
@@ -339,7 +346,7 @@ class EngineClient:
         if not self._ready.done():
             code = self._failed.code if self._failed else EngineDied.code
             self._ready.set_exception(EngineFailed(reason, code=code))
-        for ticket, answered in self._pending.items():
+        for ticket, (answered, _) in self._pending.items():
             if not answered.done():
                 was_sent = ticket not in self._unsent
                 answered.set_exception(self._died(reason, was_sent=was_sent))

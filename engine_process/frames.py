@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from enum import IntEnum
-from typing import Self
+from typing import NamedTuple, Self
 
 from tidemill.protocol.contract import EngineInfo, EngineStats, Usage
 from tidemill.protocol.errors import ProtocolError
@@ -39,8 +39,7 @@ class FrameError(ProtocolError):
     code = "broken_frame"
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """To the engine: run request line `number`, whose bytes are `data`; see `run_line`.
 
     `ticket` identifies the request for the lifetime of the process; `created` is in seconds since
@@ -146,8 +145,7 @@ class Fetched:
         return cls(dict(json.loads(payload)))
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """From the engine: the serialized row of a request, and its usage."""
 
     ticket: int
@@ -163,7 +161,7 @@ class Row:
     def unpack(cls, payload: bytes) -> Self:
         """Return the frame of a payload."""
         ticket, is_success, *usage = _ROW.unpack_from(payload)
-        return cls(ticket, is_success, Usage(*usage), payload[_ROW.size :])
+        return cls(ticket, is_success, Usage._make(usage), payload[_ROW.size :])
 
 
 @dataclass(frozen=True, slots=True)

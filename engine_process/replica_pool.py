@@ -125,7 +125,14 @@ class ReplicaPool:
         request = Request(next(self._numbers), home, is_urgent)
         try:
             while True:
-                replica, client = await self._turn(request)
+                # A suspect already has a turn, which its trial resolves.
+                replica = self._free_replica(request) if request.turn is None else None
+                if replica is None:
+                    replica = await self._turn(request)
+                else:
+                    self._send(request, replica)
+                client = request.client
+                assert client is not None
                 try:
                     result = await _result_of(exchange(client), request, is_movable=is_movable)
                 except _Moved:
@@ -144,13 +151,9 @@ class ReplicaPool:
                 loop = asyncio.get_running_loop()
                 self._balancing = loop.call_later(_BALANCE_SECONDS, self._balance)
 
-    async def _turn(self, request: Request) -> tuple[Replica, EngineClient]:
+    async def _turn(self, request: Request) -> Replica:
         """Wait for an engine with capacity for the request; raises EngineError."""
-        if request.turn is None:  # a suspect already has one, which its trial resolves
-            if (free := self._free_replica(request)) is not None:
-                self._send(request, free)
-                assert request.client is not None
-                return free, request.client
+        if request.turn is None:
             request.turn = asyncio.get_running_loop().create_future()
             (self._urgent if request.is_urgent else self._waiting)[request] = None
             self._admit()
@@ -159,15 +162,16 @@ class ReplicaPool:
         if replica is None:
             assert self._replicas.failure is not None
             raise self._replicas.failure
-        assert request.client is not None
-        return replica, request.client
+        return replica
 
     def _free_replica(self, request: Request) -> Replica | None:
         """Return the engine for a request while all are healthy and no other request waits."""
-        is_calm = not (self._urgent or self._waiting or self._has_suspects)
-        if not is_calm or self._replicas.failure is not None or not self._replicas.are_all_ready:
+        if self._urgent or self._waiting or self._replicas.failure is not None:
             return None
-        return self._replica_for(request)
+        ready = self._replicas.ready
+        if len(ready) < len(self._replicas.all) or self._has_suspects:
+            return None
+        return self._replica_for(request, ready)
 
     def _admit(self) -> None:
         """Assign requests to engines with capacity; called after each change."""
@@ -183,7 +187,7 @@ class ReplicaPool:
         for waiting in (self._urgent, self._waiting):
             while waiting:
                 request = next(iter(waiting))
-                replica = self._replica_for(request)
+                replica = self._replica_for(request, self._open)
                 if replica is None:
                     break
                 del waiting[request]
@@ -224,20 +228,20 @@ class ReplicaPool:
         closed = (self._trial, self._drained)
         return [one for one in self._replicas.ready if one not in closed]
 
-    def _replica_for(self, request: Request) -> Replica | None:
+    def _replica_for(self, request: Request, ready: Sequence[Replica]) -> Replica | None:
         """Return the engine for the request's prefix, or the least loaded engine.
 
-        Returns None if no engine has capacity. A moved request goes to an engine that can run it
-        at once, if there is one: its own might get it back.
+        Returns None if no engine that is `ready` for it has capacity. A moved request goes to an
+        engine that can run it at once, if there is one: its own might get it back.
         """
-        ready = self._open
         if not ready:
             return None
-        idlest = min(ready, key=lambda one: len(one.sent))
+        loads = [len(one.sent) for one in ready]
+        idlest = ready[loads.index(min(loads))]
         if request.is_moved and idlest.num_waiting < 0:
             return idlest
         home = ready[request.home % len(ready)]
-        mean = sum(len(one.sent) for one in ready) / len(ready)
+        mean = sum(loads) / len(loads)
         is_overloaded = len(home.sent) > _HOME_LOAD * mean + home.slack
         if is_overloaded or not home.has_room:
             home = idlest

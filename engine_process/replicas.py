@@ -185,19 +185,15 @@ class Replicas:
         ]
 
     @property
-    def are_all_ready(self) -> bool:
-        """Return whether every engine is alive."""
-        return len(self.ready) == len(self.all)
-
-    @property
     def is_starting(self) -> bool:
         """Return whether an engine is being restarted."""
         return bool(self._starting)
 
     def note_row(self, replica: Replica) -> None:
         """Record that an engine has answered a request."""
-        for streak in (self._deaths, self._killers, replica.restarts):
-            streak.end()
+        self._deaths.end()
+        self._killers.end()
+        replica.restarts.end()
 
     def note_killer(self) -> None:
         """Record that a request has killed engines that are healthy without it."""

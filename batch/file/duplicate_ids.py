@@ -25,6 +25,7 @@ _HASH_BYTES = 10
 _NUMBER_BYTES = 6
 RECORD_BYTES = _HASH_BYTES + _NUMBER_BYTES
 _BLOCK_BYTES = 256 * RECORD_BYTES
+_ANY_TEXT = ("utf-8", "surrogatepass")
 _RECORD = Struct(f"{_HASH_BYTES}s{_NUMBER_BYTES}s")
 # Maximum number of IDs in one share; in memory an ID takes 140 bytes.
 _MAX_SHARE_IDS = 2**22
@@ -117,12 +118,10 @@ class DuplicateFinder:
 
     def add(self, custom_id: str, line: int) -> None:
         """Add the custom ID of a line; lines come in file order."""
-        digest = blake2b(
-            custom_id.encode("utf-8", "surrogatepass"), digest_size=_HASH_BYTES + 1
-        ).digest()
+        name = custom_id.encode() if custom_id.isascii() else custom_id.encode(*_ANY_TEXT)
+        digest = blake2b(name, digest_size=_HASH_BYTES + 1).digest()
         tail = self._tails[digest[0]]
-        tail += digest[1:]
-        tail += line.to_bytes(_NUMBER_BYTES, "little")
+        tail += digest[1:] + line.to_bytes(_NUMBER_BYTES, "little")
         if len(tail) == _BLOCK_BYTES:
             self._spill(digest[0])
 

@@ -232,10 +232,10 @@ def parse_line(raw: RawLine, *, in_slices: bool = False) -> Line:
 
 def line_of(raw: RawLine, fields: dict[str, Any]) -> Line:
     """Return the request of a line with these fields of `parse_fields`."""
-    digest = raw.digest
+    number, digest = raw.number, raw.digest
     custom_id, url, body = fields["custom_id"], fields["url"], fields["body"]
     method = fields.get("method", METHOD)
-    return _new(Line, (raw.number, custom_id, url, body, digest, f"req_{digest}", method))
+    return _new(Line, (number, custom_id, url, body, digest, f"req_{digest}", method))
 
 
 def parse_fields(raw: RawLine, *, in_slices: bool = False) -> dict[str, Any]:

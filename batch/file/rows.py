@@ -8,7 +8,7 @@ no time, so the same line and reply print the same bytes in any run.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
@@ -137,7 +137,7 @@ def _print(
     }
     try:
         data = (print_json if is_long else to_json)(row, inf_nan_mode="null")
-        return escape_separators(data) + b"\n"
+        return (data if data.isascii() else escape_separators(data)) + b"\n"
     except (PydanticSerializationError, ValueError) as exc:
         raise RowError(f"the reply cannot be printed as JSON: {exc}") from exc
 
@@ -164,6 +164,13 @@ def is_success(row: bytes) -> bool:
     """Return whether a printed row is that of a successful request."""
     # Quotes inside strings are escaped, so a custom ID cannot contain this.
     return b',"response":{"status_code":200,' in row
+
+
+def count_truncated(rows: Sequence[bytes]) -> int:
+    """Return the number of printed rows with an answer that reached its token limit."""
+    if _TRUNCATED.search(b"".join(rows)) is None:  # one search instead of one for each row
+        return 0
+    return sum(map(is_truncated, rows))
 
 
 def is_truncated(row: bytes) -> bool:

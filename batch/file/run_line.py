@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from time import perf_counter
 from typing import NamedTuple
 
 from tidemill.protocol.bodies import error_body
@@ -61,13 +61,14 @@ async def run_line(
     expected = expected_tokens(line.url, line.body, len(raw.data)) if with_expected else NO_TOKENS
     try:
         reply = await responder.respond(line.url, line.body, line.request_id, created)
-        began = time.perf_counter()
+        began = perf_counter()
         if reply.is_long:
             row = await asyncio.to_thread(_print, line, reply, dialect)
         else:
             row = _print(line, reply, dialect)
-        print_seconds = time.perf_counter() - began
-        _check_length(row, max_row_bytes)
+        print_seconds = perf_counter() - began
+        if max_row_bytes is not None:
+            _check_length(row, max_row_bytes)
     except EngineError:
         raise
     except (Exception, asyncio.CancelledError) as exc:
@@ -77,8 +78,8 @@ async def run_line(
         row = print_reply(line, error.status_code, error_body(error), dialect=dialect)
         return LineResult(row, is_success=False, failure=error.message, expected=expected)
     if reply.status_code == 200:
-        usage, is_reused = reply.usage, reply.is_reused
-        return LineResult(row, True, usage, None, expected, is_reused, print_seconds)  # noqa: FBT003
+        fields = row, True, reply.usage, None, expected, reply.is_reused, print_seconds
+        return tuple.__new__(LineResult, fields)  # without the constructor's own Python code
     failure = reply.body["error"]["message"]
     return LineResult(row, is_success=False, usage=reply.usage, failure=failure, expected=expected)
 
@@ -94,8 +95,8 @@ def _print(line: Line, reply: Reply, dialect: Dialect) -> bytes:
     )
 
 
-def _check_length(row: bytes, max_row_bytes: int | None) -> None:
-    if max_row_bytes is not None and len(row) > max_row_bytes:
+def _check_length(row: bytes, max_row_bytes: int) -> None:
+    if len(row) > max_row_bytes:
         raise RowError(f"its row would have {len(row):,} bytes; the limit is {max_row_bytes:,}")
 
 

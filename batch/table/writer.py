@@ -108,7 +108,11 @@ class CsvWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write the rows of a batch."""
-        columns = [[_csv_cell(value) for value in output_cells(each)] for each in batch.columns]
+        columns = []
+        for each in batch.columns:
+            cells = output_cells(each)
+            is_text = pa.types.is_string(each.type)
+            columns.append(cells if is_text else [_csv_cell(value) for value in cells])
         self._write(list(zip(*columns, strict=True)))
 
     def close(self) -> None:

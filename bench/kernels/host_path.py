@@ -57,25 +57,28 @@ class NullEngine:
     """Answers every request at once: with the same short completion, or with a vector."""
 
     def __init__(self) -> None:
+        from tidemill.protocol.contract import Usage
+
         self._num_answered = 0
+        self._usage = Usage(prompt_tokens=20, completion_tokens=2)
+        message = {"role": "assistant", "content": "Paris."}
+        choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+        self._completion = {
+            "object": "chat.completion",
+            "created": 0,
+            "choices": [choice],
+            "usage": {"prompt_tokens": 20, "completion_tokens": 2, "total_tokens": 22},
+        }
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Answer without reading the request."""
-        from tidemill.protocol.contract import Reply, Usage
+        from tidemill.protocol.contract import Reply
 
         del created
         if url == "/v1/embeddings":
             return self._embedding(body, request_id)
-        choice = {"index": 0, "message": {"role": "assistant", "content": "Paris."}}
-        reply = {
-            "id": f"chatcmpl-{request_id}",
-            "object": "chat.completion",
-            "created": 0,
-            "model": body["model"],
-            "choices": [choice | {"finish_reason": "stop", "logprobs": None}],
-            "usage": {"prompt_tokens": 20, "completion_tokens": 2, "total_tokens": 22},
-        }
-        return Reply(200, reply, Usage(prompt_tokens=20, completion_tokens=2))
+        reply = {"id": f"chatcmpl-{request_id}", **self._completion, "model": body.get("model")}
+        return Reply(200, reply, self._usage)
 
     @cached_property
     def _vectors(self) -> NDArray[np.float32]:
@@ -97,7 +100,7 @@ class NullEngine:
             "id": f"embd-{request_id}",
             "object": "list",
             "created": 0,
-            "model": body["model"],
+            "model": body.get("model"),
             "data": [{"index": 0, "object": "embedding", "embedding": show(vector)}],
             "usage": {"prompt_tokens": 12, "total_tokens": 12},
         }

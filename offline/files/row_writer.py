@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
-from tidemill.batch.file.rows import is_truncated
+from tidemill.batch.file.rows import count_truncated
 
 from ..console.errors import RunIncomplete
 from ..console.terminal import amount
@@ -179,13 +180,14 @@ class OrderedRows:
     def write(self, rows: list[tuple[PlacedLine, Row]]) -> None:
         """Write rows that are next in order, and spool the others."""
         self._begin()
-        for line, row in sorted(rows, key=_place_of):
+        spool, has_finished = self._spool, bool(self._finished)
+        for line, row in sorted(rows, key=_LINE_OF):
             if line.place == self._place:
                 self._hold(line, row)
-                if self._spool.num_waiting or self._finished:
+                if has_finished or spool.num_waiting:
                     self._copy(ROWS_PER_WRITE)
             else:
-                self._spool.add(line, row)
+                spool.add(line, row)
         self._write_held()
         self._has_failed = False
 
@@ -257,11 +259,10 @@ class OrderedRows:
             self._files.write(rows)
             self._num_written += len(rows)
             self._held, self._held_bytes = [], 0
-            self._num_truncated += sum([is_truncated(data) for data, _ in rows])
+            self._num_truncated += count_truncated([data for data, _ in rows])
 
 
-def _place_of(finished: tuple[PlacedLine, Row]) -> int:
-    return finished[0].place
+_LINE_OF: Final = itemgetter(0)  # lines are in the order of their places
 
 
 class AppendWriter(OrderedRows):

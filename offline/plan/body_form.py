@@ -5,7 +5,8 @@ Most lines of a file have the parameters of the line before and differ only in t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 from pydantic_core import to_json
@@ -21,7 +22,7 @@ from tidemill.protocol.prompt_key import (
     prompt_key,
     settings_key,
 )
-from tidemill.protocol.requests import check_request
+from tidemill.protocol.requests import PROMPT_NAMES, check_request
 from tidemill.protocol.routes import ENDPOINTS
 
 _OF_TEXTS: Final = (ChatCompletionRequest, CompletionRequest, InputRequest)
@@ -110,13 +111,19 @@ class BodyForms:
         self._served_names = served_names
         self._endpoints = endpoints
         self._forms: dict[tuple[object, ...], BodyForm] = {}
+        self._names: tuple[str, ...] = ()  # of the fields of the latest body
+        self._parameters: Callable[[Mapping[str, Any]], object] = len  # of a body without any
 
     def form_of(self, url: str, body: Mapping[str, Any]) -> BodyForm:
         """Return the form of a request, the same for equal URLs, parameters and field names."""
-        settings = settings_key(body)
-        key = url, settings, *body
+        names = tuple(body)
+        if names != self._names:
+            found = [name for name in names if name not in PROMPT_NAMES]
+            self._names, self._parameters = names, itemgetter(*found) if found else len
+        key = url, names, to_json(self._parameters(body))
         form = self._forms.get(key)
         if form is None:
+            settings = settings_key(body)
             form = BodyForm(body, settings, url)
             if len(url) + len(settings) <= _MAX_FORM_BYTES and len(body) <= _MAX_FORMS:
                 if len(self._forms) == _MAX_FORMS:

@@ -22,6 +22,7 @@ from .body_form import BodyForm
 PREFIX_BYTES: Final = tuple(128 << level for level in range(8))
 """Lengths of the prompt prefixes for which fingerprints are stored."""
 
+_SHORTEST_BYTES: Final = PREFIX_BYTES[0]
 MAX_KEY_BYTES: Final = PREFIX_BYTES[-1]
 
 _RECORD, _SPAN = Struct("<qIIIiq8I"), Struct("<qII")
@@ -37,6 +38,9 @@ _DTYPE = np.dtype(
     ]
 )
 _MAX_COUNT = 2**31 - 1
+_BLOCK_BYTES: Final = 2**18
+_BYTES_BETWEEN_KEYS: Final = 2**12
+"""Keys that are nearer on average are read in blocks."""
 
 UNKNOWN: Final = -1
 """The `max_tokens` of a line without a limit, which may fill the context."""
@@ -70,14 +74,13 @@ class LineIndex:
             self._records += _RECORD.pack(start, num_bytes, number, 0, 0, 0, *_NO_PREFIXES)
             return
         key, max_tokens, body_hash = describe(body, form)
-        length, crc, begin = len(key), 0, 0
-        prefixes = list[int]()
-        for end in PREFIX_BYTES:
-            crc, begin = crc32(key[begin:end], crc), end
-            prefixes.append(crc)
-            if end >= length:  # longer prefixes are the whole prompt, too
-                prefixes += [crc] * (len(PREFIX_BYTES) - len(prefixes))
-                break
+        length, begin = len(key), _SHORTEST_BYTES
+        prefixes = [crc := crc32(key[:begin])]
+        while begin < length and begin < MAX_KEY_BYTES:
+            prefixes.append(crc := crc32(key[begin : 2 * begin], crc))
+            begin *= 2
+        # Longer prefixes are the whole prompt, too.
+        prefixes += [crc] * (len(PREFIX_BYTES) - len(prefixes))
         self._keys.write(key[:MAX_KEY_BYTES])
         self._records += _RECORD.pack(
             start, num_bytes, number, length, max_tokens, body_hash, *prefixes
@@ -99,9 +102,16 @@ class LineIndex:
         fd, width = self._keys.fileno(), max(1, int(lengths.max(initial=1)))
         keys = np.zeros(len(offsets), f"S{width}")
         room = memoryview(keys.view(np.uint8).data)
-        spans = zip(offsets.tolist(), lengths.tolist(), strict=True)
-        for start, (offset, length) in zip(range(0, len(room), width), spans, strict=True):
-            os.preadv(fd, [room[start : start + length]], offset)
+        order = np.argsort(offsets, kind="stable")
+        starts = (order * width).tolist()
+        offsets, lengths = offsets[order], lengths[order]
+        is_dense = len(offsets) and offsets[-1] - offsets[0] < _BYTES_BETWEEN_KEYS * len(offsets)
+        size, block, first, end = _BLOCK_BYTES if is_dense else 0, b"", 0, 0
+        for start, offset, length in zip(starts, offsets.tolist(), lengths.tolist(), strict=True):
+            if offset + length > end:
+                block, first = os.pread(fd, max(length, size), offset), offset
+                end = first + len(block)
+            room[start : start + length] = block[offset - first : offset - first + length]
         return keys
 
     def close(self) -> None:

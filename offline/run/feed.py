@@ -36,8 +36,6 @@ class InFlightLimits:
     max_held_bytes: int = MAX_HELD_BYTES
 
 
-_NO_USAGE = Usage()
-
 RunLine = Callable[[PlacedLine], Awaitable[LineResult]]
 """Returns the row of a line; an exception, such as EngineError, ends the run."""
 
@@ -225,15 +223,23 @@ class Feed:
         return bool(finished) or is_more
 
     def _count(self, finished: list[tuple[PlacedLine, LineResult]]) -> None:
-        self._in_flight.release_bytes(sum([len(result.row) for _, result in finished]))
-        usages = [result.usage or _NO_USAGE for _, result in finished]
-        self._tally.count_all([usage for usage in usages if usage is not _NO_USAGE], len(finished))
-        self._tally.print_seconds += sum([result.print_seconds for _, result in finished])
-        for line, result in finished:
-            if result.failure is not None:
-                self._tally.count_failure(result.failure, line.raw.number)
-        places = [line.place for line, _ in finished]
-        self._note_rows(places, [usage.completion_tokens for usage in usages])
+        tally, num_bytes, print_seconds = self._tally, 0, 0.0
+        usages, places, tokens = list[Usage](), list[int](), list[int]()
+        for (place, raw), (row, _, usage, failure, _, _, seconds) in finished:
+            num_bytes += len(row)
+            print_seconds += seconds
+            if failure is not None:
+                tally.count_failure(failure, raw.number)
+            places.append(place)
+            if usage is None:
+                tokens.append(0)
+            else:
+                usages.append(usage)
+                tokens.append(usage.completion_tokens)
+        self._in_flight.release_bytes(num_bytes)
+        tally.count_all(usages, len(finished))
+        tally.print_seconds += print_seconds
+        self._note_rows(places, tokens)
 
     def _write_all(self) -> None:
         while self._write():

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemill.offline.plan import order
+from tidemill.offline.plan import line_index, order
 from tidemill.offline.plan.line_index import MAX_KEY_BYTES, LineIndex, describe
 from tidemill.offline.plan.order import PrefixTree
 from tidemill.offline.plan.plan import Plan
@@ -57,6 +57,7 @@ def test_a_tree_is_that_of_the_bytes_of_its_prompts(prompts: list[str], window: 
     with index_of(bodies) as index, pytest.MonkeyPatch.context() as patched:
         patched.setattr(order, "_WINDOW_BYTES", window)
         patched.setattr(order, "_MAX_PASSES", 10**6)
+        patched.setattr(line_index, "_BLOCK_BYTES", window)
         tree = PrefixTree.from_index(index, np.arange(len(bodies)))
     keys = [describe(bodies[place])[0] for place in tree.places]
     assert sorted(tree.places.tolist()) == [*range(len(bodies))]
