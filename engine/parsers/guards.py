@@ -36,9 +36,9 @@ class GuardFormat:
     @property
     def categories(self) -> tuple[str, ...]:
         """Return all categories."""
-        asked = (category for category, _ in self.questions)
+        by_question = (category for category, _ in self.questions)
         named = (category for names in self.harms.values() for category in names)
-        return tuple(dict.fromkeys((*asked, *named)))
+        return tuple(dict.fromkeys((*by_question, *named)))
 
     def named_harms(self, answer: str) -> set[str]:
         """Return the categories that an answer names."""
