@@ -9,11 +9,19 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
 from . import urls
 from .errors import RequestError
-from .fields import SamplingFields, Share, Text, listed
+from .fields import Count, Finite, SamplingFields, Share, Text, listed
 from .urls import checked_url, inline_bytes
 
 _TABLE = (
@@ -61,8 +69,21 @@ FILE = "file"
 """Field with the bytes of a fetched audio file; a line must not have it."""
 
 _MAX_PROMPT_CHARS = 20_000
+_MAX_TEMPERATURES = 16
+_MAX_DETECTION_WINDOWS = 100
 _RECORDING = "a recording"
 
+# A list is Whisper's: each temperature is for windows whose text failed at the previous one. Names
+# of branches in brackets are left out of an error's field.
+_Temperatures = Annotated[
+    Annotated[Share, Tag("<number>")]
+    | Annotated[
+        list[Share],
+        Field(fail_fast=True, min_length=1, max_length=_MAX_TEMPERATURES),
+        Tag("list[number]"),
+    ],
+    Discriminator(lambda value: "list[number]" if isinstance(value, list) else "<number>"),
+]
 ResponseFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 Granularity = Literal["segment", "word"]
 
@@ -108,7 +129,17 @@ class _SpeechRequest(SamplingFields):
     language: Annotated[str, AfterValidator(_language)] | None = None
     prompt: Annotated[Text, Field(max_length=_MAX_PROMPT_CHARS)] | None = None
     response_format: ResponseFormat | None = None
-    temperature: Share | None = None
+    temperature: _Temperatures | None = None
+    compression_ratio_threshold: Annotated[Finite, Field(ge=0)] | None = None
+    # The second name is faster-whisper's.
+    logprob_threshold: Annotated[Finite, Field(le=0)] | None = Field(
+        None, validation_alias=AliasChoices("logprob_threshold", "log_prob_threshold")
+    )
+    no_speech_threshold: Share | None = None
+    language_detection_segments: Annotated[Count, Field(ge=1, le=_MAX_DETECTION_WINDOWS)] | None = (
+        None
+    )
+    language_detection_threshold: Share | None = None
 
     @model_validator(mode="before")
     @classmethod

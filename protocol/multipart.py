@@ -163,8 +163,8 @@ class FormReader:
 def values(form: FormReader, texts: Collection[str]) -> dict[str, Any]:
     """Return the fields of a form as a JSON body, by the naming conventions of OpenAI's clients.
 
-    `name[]` is a list and `name[key]` an object. A field that is not in `texts` is parsed if it is
-    valid JSON; an empty one is left out, as FastAPI does. Raises `RequestError` for a field in
+    `name[]` is a list and `name[key]` an object. A value that is not in `texts` is parsed if it is
+    valid JSON; an empty field is left out, as FastAPI does. Raises `RequestError` for a field in
     two conflicting forms.
     """
     body: dict[str, Any] = {}
@@ -172,7 +172,8 @@ def values(form: FormReader, texts: Collection[str]) -> dict[str, Any]:
         if text:
             _put(body, name, text if name in texts else _value(text))
     for name, given in form.lists.items():
-        _put(body, name.removesuffix(_LIST), given)
+        top = name.removesuffix(_LIST)
+        _put(body, top, given if top in texts else [_value(text) for text in given])
     return body
 
 

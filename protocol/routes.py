@@ -65,7 +65,7 @@ RERANK = Route("/v1/rerank", _SCORES, suffix="/rerank")
 CLASSIFY = Route("/v1/classify", _LABELS, exact=frozenset({"/v1/classify", "/classify"}))
 MODERATIONS = Route(
     "/v1/moderations",
-    f"{_LABELS} with named labels",
+    f"{_LABELS} with named labels, or a guard model with a known chat template",
     exact=frozenset({"/v1/moderations", "/moderations"}),
 )
 POOLING = Route(

@@ -176,7 +176,10 @@ def parse_recipe(given: Mapping[str, Any], *, may_escalate: bool = False) -> Rec
     if not isinstance(params, Mapping):
         raise RecipeError("`params` must be a table, such as params = {temperature = 0}")
     if (instead := _INSTEAD.get(route)) is not None:
-        raise RecipeError(f"{route.name} does not support tables: use {instead.name}")
+        raise RecipeError(
+            f"{route.name} does not support tables: use {instead.name}, or send its requests in a"
+            " JSONL file"
+        )
     if route is EMBEDDINGS and params.get("output_dtype") is not None:
         raise RecipeError("`params.output_dtype` does not support tables: use `vectors`")
     if route is POOLING:

@@ -7,6 +7,7 @@ from typing import Any
 from tidemill.protocol.moderation import are_named
 
 from ..model.encoders.decision_heads import CodeReadout, JointHead, MarkerHead
+from ..parsers.guards import guard_format
 from ..parsers.registry import ParserSet
 from ..scheduling.encoding import EncodingRequest, EncodingResult
 from ..scheduling.sequence import SequenceRequest, SequenceResult
@@ -28,6 +29,7 @@ from .embeddings import Embeddings
 from .encoder_requests import EncoderModel
 from .endpoint import Endpoint
 from .generative_scoring import GenerativeScoring
+from .guard_moderation import GuardModerations
 from .image_inputs import ImageSupport
 from .media_fetch import Fetch, MediaFetcher, RecordingFetcher
 from .moderation import Moderations
@@ -73,7 +75,10 @@ def text_endpoints(
         reader = LiquidReader(model, parsers)
     by_chat = ChatReader(chat, may_reason=parsers.reasoning is not None)
     decisions = (Decisions(reader, by_chat), SystemOne(reader, by_chat))
-    return (chat, completions, GenerativeScoring(model), *decisions, Responses(chat))
+    guard = None if model.chat_template is None else guard_format([model.chat_template.source_text])
+    moderations = () if guard is None else (GuardModerations(chat, model, guard),)
+    scoring = GenerativeScoring(model)
+    return (chat, completions, scoring, *decisions, Responses(chat), *moderations)
 
 
 def token_endpoints(

@@ -30,7 +30,15 @@ from tidemill.protocol.stream import StreamOptions
 
 from ..config import MAX_DECODING_BYTES
 from ..scheduling.sequence import Sampling
-from ..scheduling.speech import Hearing, SpeechRequest, SpeechResult, SpeechSegment, Task
+from ..scheduling.speech import (
+    Hearing,
+    LanguageDetection,
+    SpeechRequest,
+    SpeechResult,
+    SpeechSegment,
+    Task,
+    Thresholds,
+)
 from ..text.tokenizer import Tokenizer
 from ..text.word_timestamps import word_timestamps
 from .endpoint import BodyCheck, FetchStep, Prepared, RequestMetadata, ResponseStream
@@ -107,9 +115,17 @@ class _Options:
     language: str | None
     prompt_ids: tuple[int, ...]
     sampling: Sampling  # without its seed
+    retry_temperatures: tuple[float, ...]
+    thresholds: Thresholds
+    detection: LanguageDetection
     seed: int | None
     response_format: str
     granularities: tuple[str, ...]
+
+    @property
+    def wants_ratio(self) -> bool:
+        """Return whether the compression ratio is part of the response or decides retries."""
+        return bool(self.retry_temperatures) or self.response_format == "verbose_json"
 
     @property
     def wants_segments(self) -> bool:
@@ -186,6 +202,10 @@ class Transcriptions:
             language=options.language,
             prompt_ids=options.prompt_ids,
             sampling=replace(options.sampling, seed=seed),
+            retry_temperatures=options.retry_temperatures,
+            thresholds=options.thresholds,
+            detection=options.detection,
+            compression_ratio=self._compression_ratio if options.wants_ratio else None,
             wants_segments=options.wants_segments,
             wants_words="word" in options.granularities,
         )
@@ -234,11 +254,15 @@ class Transcriptions:
             granularities = tuple(transcription.timestamp_granularities or granularities)
         response_format = request.response_format or "json"
         self._check_times(response_format, granularities)
+        temperature, *retries = _temperatures(request)
         return _Options(
             file_url=request.file_url,
             language=self._language(request.language),
             prompt_ids=self._prompt_ids(request.prompt),
-            sampling=_sampling(request),
+            sampling=_sampling(request, temperature),
+            retry_temperatures=tuple(retries),
+            thresholds=_thresholds(request),
+            detection=_detection(request),
             seed=request.seed,
             response_format=response_format,
             granularities=granularities,
@@ -303,20 +327,23 @@ class Transcriptions:
         return body
 
     def _segment(self, index: int, segment: SpeechSegment) -> dict[str, Any]:
-        text = self._model.tokenizer.text(segment.token_ids)
-        data = text.encode()
         return {
             "id": index,
             "seek": segment.seek,
             "start": round(segment.start, 3),
             "end": round(segment.end, 3),
-            "text": text,
+            "text": self._model.tokenizer.text(segment.token_ids),
             "tokens": list(segment.token_ids),
             "temperature": segment.temperature,
             "avg_logprob": segment.avg_logprob,
-            "compression_ratio": len(data) / len(zlib.compress(data)),
+            "compression_ratio": segment.compression_ratio,
             "no_speech_prob": segment.no_speech_prob,
         }
+
+    def _compression_ratio(self, token_ids: Sequence[int]) -> float:
+        """Return how much zlib compresses a text: a repeated one by more than a natural one."""
+        data = self._model.tokenizer.text(token_ids).encode()
+        return len(data) / len(zlib.compress(data))
 
     def _words(self, result: SpeechResult) -> list[dict[str, Any]]:
         tokenizer, has_spaces = self._model.tokenizer, not is_unspaced(self._task, result.language)
@@ -329,13 +356,33 @@ class Transcriptions:
         return words
 
 
-def _sampling(request: TranscriptionRequest | TranslationRequest) -> Sampling:
+def _temperatures(request: TranscriptionRequest | TranslationRequest) -> list[float]:
+    given = request.temperature
+    return given if isinstance(given, list) else [given or 0.0]
+
+
+def _thresholds(request: TranscriptionRequest | TranslationRequest) -> Thresholds:
+    given = {
+        "compression_ratio": request.compression_ratio_threshold,
+        "logprob": request.logprob_threshold,
+        "no_speech": request.no_speech_threshold,
+    }
+    return Thresholds(**{name: value for name, value in given.items() if value is not None})
+
+
+def _detection(request: TranscriptionRequest | TranslationRequest) -> LanguageDetection:
+    given = LanguageDetection(max_windows=request.language_detection_segments or 1)
+    threshold = request.language_detection_threshold
+    return given if threshold is None else replace(given, threshold=threshold)
+
+
+def _sampling(request: TranscriptionRequest | TranslationRequest, temperature: float) -> Sampling:
     top_p, top_k = request.top_p, max(0, request.top_k or 0)
     if top_p == 0:  # only the most likely token is within a share of 0
         top_p, top_k = 1.0, 1
     repetition_penalty = request.repetition_penalty
     return Sampling(
-        temperature=request.temperature or 0.0,
+        temperature=temperature,
         top_p=1.0 if top_p is None else top_p,
         top_k=top_k,
         min_p=request.min_p or 0.0,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -14,7 +15,8 @@ from tidemill.protocol.errors import RequestError
 
 from ..model.speech.alignment import align_tokens
 from ..model.speech.architecture import SpeechArchitecture, WhisperTokens
-from ..scheduling.speech import SpeechRequest, SpeechResult, SpeechSegment
+from ..scheduling.sequence import Sampling
+from ..scheduling.speech import GREEDY, SpeechRequest, SpeechResult, SpeechSegment
 from .whisper_rules import has_penalties
 
 # Frames per place of a window; each timestamp token is a place.
@@ -67,9 +69,6 @@ def cut_window(token_ids: Sequence[int], first_timestamp: int | None, num_frames
     return Cut(pieces, passed if 0 < passed < num_frames and not is_over else num_frames)
 
 
-# A window below the first and above the second limit counts as silent, as in Whisper.
-LEAST_LOGPROB = -1.0
-MOST_SILENCE = 0.6
 # The language of a monolingual model.
 ENGLISH = "en"
 
@@ -89,6 +88,7 @@ class Recording:
         self.coming: Future[Tensor] | None = None  # its features, computed in a thread
         self.language = request.language if whisper_tokens.languages else ENGLISH
         self.seek = 0
+        self._languages: dict[int, str] = {}  # of windows by their seek, while it is detected
         self.windows: list[Window] = []  # transcribed windows, including silent ones
         self.segments: list[SpeechSegment] = []
         self.num_prompt_tokens = self.num_output_tokens = 0
@@ -99,6 +99,25 @@ class Recording:
     def is_over(self) -> bool:
         """Return whether the whole recording is transcribed."""
         return self.seek >= self.num_frames
+
+    def next_seek(self, window_frames: int) -> int:
+        """Return the first frame of the next window to transcribe, or to detect the language in."""
+        return self.seek if self.language is not None else len(self._languages) * window_frames
+
+    def hear_language(self, seek: int, code: str, probability: float, window_frames: int) -> None:
+        """Add the likeliest language of a window, which may set the recording's.
+
+        The rule is faster-whisper's.
+        """
+        self._languages[seek] = code
+        detection = self.request.detection
+        num_windows = min(detection.max_windows, -(-self.num_frames // window_frames))
+        if probability > detection.threshold:
+            self.language = code
+        elif len(self._languages) >= num_windows:
+            [(self.language, _)] = Counter(self._languages.values()).most_common(
+                1
+            )  # the first of equals
 
     def part(self) -> SpeechResult | None:
         """Return the new segments since the last call, with all tokens so far, if streamed."""
@@ -128,7 +147,9 @@ class Window:
 
     Its `tokens` are a prompt of `num_prompt` and the output; `num_pending` more are chosen, but
     have not arrived from the device. `num_computed` of all have keys and values. While its language
-    `is_unknown` they are only the start token. Results of an earlier `attempt` are void.
+    `is_unknown` they are only the start token, and the window may be left once it is known.
+    Results of an earlier `attempt` are void. `num_retries` texts at lower temperatures, with
+    `num_discarded` tokens, were discarded.
     """
 
     recording: Recording
@@ -145,6 +166,10 @@ class Window:
     states: Tensor | None = None  # [S, H], if word timestamps are requested
     sum_logprobs: float = 0.0
     no_speech_prob: float = 0.0
+    compression_ratio: float | None = None
+    sampling: Sampling = GREEDY
+    num_retries: int = 0
+    num_discarded: int = 0
     is_done: bool = False
 
     @property
@@ -173,7 +198,18 @@ class Window:
     @property
     def is_silent(self) -> bool:
         """Return whether the window seems silent: its output is then noise."""
-        return self.avg_logprob < LEAST_LOGPROB and self.no_speech_prob > MOST_SILENCE
+        limits = self.recording.request.thresholds
+        return self.avg_logprob < limits.logprob and self.no_speech_prob > limits.no_speech
+
+    @property
+    def needs_retry(self) -> bool:
+        """Return whether its text failed, and another temperature is left (Whisper's rule)."""
+        request = self.recording.request
+        if self.num_retries >= len(request.retry_temperatures) or self.is_silent:
+            return False
+        ratio, limits = self.compression_ratio, request.thresholds
+        repeats = ratio is not None and ratio > limits.compression_ratio
+        return repeats or self.avg_logprob < limits.logprob
 
     def features(self, num_frames: int) -> Tensor:
         """Return its features `[mels, num_frames]`: zeros after the recording's end."""
@@ -186,6 +222,7 @@ class Window:
         self.tokens, self.num_prompt, self.num_computed, self.slot = [], 0, 0, -1
         self.num_pending = 0
         self.states, self.sum_logprobs, self.is_done = None, 0.0, False
+        self.num_retries = self.num_discarded = 0
 
 
 class Transcriber:
@@ -226,7 +263,7 @@ class Transcriber:
             recording=recording,
             has_times=self._has_times(recording.request, recording.num_frames),
             is_unknown=recording.language is None,
-            seek=recording.seek,
+            seek=recording.next_seek(self._window_frames),
         )
         self.start_window(window)
         return window
@@ -234,8 +271,14 @@ class Transcriber:
     def start_window(self, window: Window) -> None:
         """Set a window's prompt, or the start token that detects its language."""
         whisper_tokens, recording = self._whisper_tokens, window.recording
-        window.is_unknown = recording.language is None
+        # A later window, which only detects it, may start again after a failed step.
+        window.is_done = recording.language is not None and window.seek > recording.seek
+        window.is_unknown = recording.language is None or window.is_done
         window.num_computed = window.num_pending = 0
+        window.sampling = recording.request.sampling
+        if window.num_retries:
+            temperature = recording.request.retry_temperatures[window.num_retries - 1]
+            window.sampling = replace(window.sampling, temperature=temperature)
         if window.is_unknown:
             window.tokens = [whisper_tokens.start]
             return
@@ -258,6 +301,28 @@ class Transcriber:
         most = whisper_tokens.max_length or self._num_targets
         window.most_tokens = min(most + window.num_prompt, self._num_targets)
 
+    def end_window(self, window: Window) -> None:
+        """Set a window whose text has ended to done, or start its text again, warmer."""
+        window.is_done = True
+        ratio_of = window.recording.request.compression_ratio
+        if ratio_of is not None:
+            text = [token for token in window.written if token < self._whisper_tokens.end]
+            window.compression_ratio = ratio_of(text)
+        if not window.needs_retry:
+            return
+        window.num_discarded += len(window.written)
+        window.num_retries += 1
+        window.attempt += 1  # a step that is launched for the discarded text is void
+        window.sum_logprobs, window.is_done = 0.0, False
+        self.start_window(window)
+
+    def hear_language(self, window: Window, code: str, probability: float) -> None:
+        """Add the language of a window, which starts its text or is done."""
+        recording = window.recording
+        recording.hear_language(window.seek, code, probability, self._window_frames)
+        self.start_window(window)
+        window.is_done = window.is_unknown
+
     def start_row(self, window: Window) -> int:
         """Return the position in its prompt where a window's own text starts."""
         return window.tokens.index(self._whisper_tokens.start)
@@ -270,7 +335,7 @@ class Transcriber:
         recording, whisper_tokens = window.recording, self._whisper_tokens
         recording.windows.append(window)
         recording.num_prompt_tokens += window.num_prompt
-        recording.num_output_tokens += len(window.written)
+        recording.num_output_tokens += window.num_discarded + len(window.written)
         num_frames = min(recording.num_frames - window.seek, self._window_frames)
         if window.is_silent:
             recording.seek += num_frames
@@ -306,9 +371,10 @@ class Transcriber:
                 end=offset + piece.ends * place_seconds,
                 token_ids=tuple(output[i] for i in places),
                 seek=window.seek,
-                temperature=recording.request.sampling.temperature,
+                temperature=window.sampling.temperature,
                 avg_logprob=window.avg_logprob,
                 no_speech_prob=window.no_speech_prob,
+                compression_ratio=window.compression_ratio,
                 token_times=token_times,
             )
         )

@@ -257,7 +257,7 @@ class SpeechCore:
 
     def _collect(self, flight: Flight) -> None:
         """Wait for a step's tokens and append them to the windows that still need them."""
-        *chosen, languages, silence = flight.readout.wait()
+        *chosen, languages, probabilities, silence = flight.readout.wait()
         valid = set(map(id, flight.valid))
         for window, prob in zip(flight.begun, silence.tolist(), strict=True):
             if id(window) in valid and self._whisper_tokens.no_timestamps is not None:
@@ -268,10 +268,10 @@ class SpeechCore:
         self._append(flight.windows[: flight.num_known], valid, chosen)
         codes = [*self._whisper_tokens.languages]
         unknown = flight.windows[flight.num_known :]
-        for window, place in zip(unknown, languages.tolist(), strict=True):
+        detected = zip(unknown, languages.tolist(), probabilities.tolist(), strict=True)
+        for window, place, probability in detected:
             if id(window) in valid:
-                window.recording.language = codes[place]
-                self._transcriber.start_window(window)
+                self._transcriber.hear_language(window, codes[place], probability)
 
     def _append(
         self, windows: list[Window], valid: AbstractSet[int], chosen: Sequence[NDArray[Any]]
@@ -289,18 +289,23 @@ class SpeechCore:
             window.tokens.append(token)
             window.sum_logprobs += logprob
             is_full = len(window.tokens) >= window.most_tokens
-            window.is_done = is_broken or is_full or token == self._whisper_tokens.end
+            if is_broken:
+                window.is_done = True
+            elif is_full or token == self._whisper_tokens.end:
+                self._transcriber.end_window(window)
 
     def _finish(self) -> list[StepOutput[SpeechResult]]:
         """Commit finished windows; their recordings end, or return to the front of the queue."""
         outputs: list[StepOutput[SpeechResult]] = []
         for window in [one for one in self._running if one.is_done]:
             recording = window.recording
-            if recording.error is None:
+            if recording.error is None and not window.is_unknown:
                 self._commit(window)
             self._leave(window)
             if recording.error is None and not recording.is_over:
                 self._queue(recording, is_first=True)
+                if window.is_unknown:  # only its language was wanted
+                    continue
                 if (part := recording.part()) is not None:
                     outputs.append(StepOutput(recording, [], is_finished=False, part=part))
                 continue

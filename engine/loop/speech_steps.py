@@ -93,12 +93,12 @@ class SpeechSteps:
         logits = self._runner.decode(step)
         num_known = sum(not window.is_unknown for window in windows)
         chosen = self._choose(windows[:num_known], logits[:num_known])
-        languages = self._likeliest_languages(logits[num_known : len(windows)])
+        languages, probabilities = self._likeliest_languages(logits[num_known : len(windows)])
         silence = self._silence_probs(logits[len(windows) :])
         for window in windows:
             window.num_computed += _num_new(window)
             window.num_pending += 1
-        readout = Readout([*chosen, languages, silence])
+        readout = Readout([*chosen, languages, probabilities, silence])
         attempts, begun_windows = [one.attempt for one in windows], [windows[i] for i in begun]
         return Flight(windows, attempts, begun_windows, num_known, readout)
 
@@ -122,11 +122,16 @@ class SpeechSteps:
         return logits.float().softmax(dim=-1)[:, self._whisper_tokens.no_timestamps - 1]
 
     @torch.inference_mode()
-    def _likeliest_languages(self, logits: Tensor) -> Tensor:
-        """Return the place of each row's most likely language, from the logits at the start."""
+    def _likeliest_languages(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the place of each row's most likely language, and its probability among languages.
+
+        Both are `[U]`; the logits are those at the start.
+        """
         if not len(logits):
-            return torch.zeros(0, dtype=torch.int64, device=logits.device)
-        return logits[:, self._language_ids].argmax(dim=-1)
+            device = logits.device
+            return torch.zeros(0, dtype=torch.int64, device=device), torch.zeros(0, device=device)
+        best = logits[:, self._language_ids].float().softmax(dim=-1).max(dim=-1)
+        return best.indices, best.values
 
     def _choose(self, windows: list[Window], logits: Tensor) -> Chosen:
         """Return the next token of each window, on the device."""
@@ -137,8 +142,10 @@ class SpeechSteps:
                 slot=window.slot,
                 num_written=window.num_written,
                 has_times=window.has_times,
-                sampling=window.recording.request.sampling,
-                number=window.recording.num_output_tokens + window.num_written,
+                sampling=window.sampling,
+                number=window.recording.num_output_tokens
+                + window.num_discarded
+                + window.num_written,
                 written=window.written,
             )
             for window in windows

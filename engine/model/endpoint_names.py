@@ -30,8 +30,10 @@ from tidemill.protocol.routes import (
 )
 
 from ..config import EngineConfig
+from ..parsers.guards import guard_format
 from ..storage.gguf.unpacked import description_folder
 from ..storage.hub import config_of, local_source
+from ..storage.model_digest import template_texts
 from .encoders.pooling_config import PoolingTask, read_pooling_config
 
 _SPEECH_TYPE = "whisper"
@@ -46,8 +48,11 @@ _POOLED: dict[PoolingTask, list[Route]] = {
 }
 
 
-def endpoints_of(config: EngineConfig) -> tuple[str, ...] | None:
-    """Return the endpoints that `config.model` supports; None if its files do not show them."""
+def endpoints_of(config: EngineConfig, chat_template: str | None = None) -> tuple[str, ...] | None:
+    """Return the endpoints that `config.model` supports; None if its files do not show them.
+
+    The text of a `chat_template` replaces the model's own.
+    """
     source = local_source(config.model)
     if source is None:
         return None
@@ -71,4 +76,6 @@ def endpoints_of(config: EngineConfig) -> tuple[str, ...] | None:
             *(CHAT_COMPLETIONS, RESPONSES, COMPLETIONS),
             *(GENERATIVE_SCORING, DECISIONS, SYSTEM_ONE),
         ]
+        templates = template_texts(source) if chat_template is None else [chat_template]
+        routes += [MODERATIONS] if guard_format(templates) is not None else []
     return tuple(route.name for route in routes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -44,15 +45,41 @@ class Hearing:
 
 
 @dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Limits of a window's text, with Whisper's defaults.
+
+    A window whose mean log-probability is below `logprob` is silent if its probability of silence
+    is above `no_speech`. Any other such window, and one whose text compresses by more than
+    `compression_ratio`, is transcribed again at the next temperature, if there is one.
+    """
+
+    compression_ratio: float = 2.4
+    logprob: float = -1.0
+    no_speech: float = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageDetection:
+    """Detection by up to `max_windows` windows.
+
+    The first window that is surer than `threshold` decides, otherwise the language of most windows.
+    """
+
+    max_windows: int = 1
+    threshold: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
 class SpeechRequest:
     """A recording of any length: `samples [n]` in fp32, mono, at the model's sampling rate.
 
     `language` is one of the model's codes, or None to detect it. `prompt_ids` are tokens of the
     preceding text. With `wants_words` each token of a segment gets timestamps; `wants_segments`
     requests timestamps of segments, which a recording longer than one window has anyway. Penalties
-    apply to the output of the same window. If it `is_streamed`, each window is emitted once it is
-    transcribed. With a `priority` it is interactive and comes before rows of files, which have
-    none; a lower number comes first.
+    apply to the output of the same window. `retry_temperatures` follow that of `sampling`, one for
+    each retry of a window. `compression_ratio` is a function of a window's text tokens. If it
+    `is_streamed`, each window is emitted once it is transcribed. With a `priority` it is
+    interactive and comes before rows of files, which have none; a lower number comes first.
     """
 
     samples: NDArray[np.float32]
@@ -60,6 +87,10 @@ class SpeechRequest:
     language: str | None = None
     prompt_ids: tuple[int, ...] = ()
     sampling: Sampling = GREEDY
+    retry_temperatures: tuple[float, ...] = ()
+    thresholds: Thresholds = Thresholds()
+    detection: LanguageDetection = LanguageDetection()
+    compression_ratio: Callable[[Sequence[int]], float] | None = None
     wants_segments: bool = False
     wants_words: bool = False
     is_streamed: bool = False
@@ -71,7 +102,8 @@ class SpeechSegment:
     """Text spoken from `start` to `end`, in seconds from the recording's start.
 
     `token_ids` contain only text. `token_times` are the start and end of each token, if requested.
-    `seek` is the start of the window, in frames of 10 ms.
+    `seek` is the start of the window, in frames of 10 ms. Temperature, log-probability,
+    probability of silence and compression ratio, if computed, are those of the window.
     """
 
     start: float
@@ -81,6 +113,7 @@ class SpeechSegment:
     temperature: float
     avg_logprob: float
     no_speech_prob: float
+    compression_ratio: float | None = None
     token_times: tuple[tuple[float, float], ...] | None = None
 
 

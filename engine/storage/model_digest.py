@@ -63,12 +63,12 @@ def results_digest(config: EngineConfig, chat_template: str | None, created: int
         # A snapshot may have several GGUF files, which its commit does not distinguish.
         commit = None if source.is_file() else snapshot_commit(source)
         causes += [name, commit or files_digest(source)]
-    if any(_uses_date(each) for each in (chat_template, *_templates(sources[0]))):
+    if any(_uses_date(each) for each in (chat_template, *template_texts(sources[0]))):
         causes.append(datetime.fromtimestamp(created, UTC).date().isoformat())
     return bytes.fromhex(CacheEntry.from_inputs("results", *causes).digest)
 
 
-def _templates(source: Path | None) -> Iterator[str]:
+def template_texts(source: Path | None) -> Iterator[str]:
     """Yield the texts that may contain a model's chat template."""
     folder = source
     if source is not None and source.is_file():

@@ -15,6 +15,7 @@ from ..loop.cuda_graphs import capture_on
 from ..loop.speech import SpeechCore
 from ..loop.speech_graphs import make_runner
 from ..media.audio_features import FeatureExtractor
+from ..model.families.refused_types import REFUSED_TYPES, SPEECH
 from ..model.speech.architecture import WhisperTokens
 from ..model.speech.loading import LoadedSpeech, count_slots, load_speech
 from ..model.speech.whisper_config import GENERATION, KIND
@@ -30,9 +31,10 @@ class SpeechTask:
     """The kind of speech recognition models."""
 
     def matches(self, description: Mapping[str, Any], config: EngineConfig) -> bool:
-        """Match the family by name."""
+        """Match the family by name; other families are matched to be refused."""
         del config
-        return description.get("model_type") == KIND
+        kind = description.get("model_type")
+        return kind == KIND or kind in REFUSED_TYPES[SPEECH]
 
     def load(
         self, config: EngineConfig, *, folder: Path | None, chat_template: str | None

@@ -243,7 +243,7 @@ def estimate(options: RunOptions, num_sampled: int = 0) -> Estimate:
         reuse = open_reuse(options, config, template, names=names, created=created, stack=stack)
         report = check_input(options, requests, names, config, index, reuse=reuse)
         reused = set() if reuse is None else {*reuse.rows.places}
-        routes = endpoints_of(config) or ENDPOINTS
+        routes = endpoints_of(config, template) or ENDPOINTS
         tokens = PromptTokens()
         try:
             device = device_name(config)

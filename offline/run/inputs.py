@@ -11,6 +11,7 @@ from tidemill.engine.model.endpoint_names import endpoints_of
 from tidemill.protocol.routes import ENDPOINTS
 
 from ..console.terminal import log
+from ..engine.engine import chat_template
 from ..files.http_transfer import RETRY_DELAYS_SECONDS
 from ..files.input_check import InputReport, check_lines
 from ..files.input_file import InputFile
@@ -87,7 +88,7 @@ def check_input(
         requests,
         names,
         adapters=[module.name for module in config.lora_modules],
-        endpoints=endpoints_of(config) or ENDPOINTS,
+        endpoints=endpoints_of(config, chat_template(options)) or ENDPOINTS,
         defaults=options.defaults,
         tmp_dir=options.output_tmp_dir,
         index=index,

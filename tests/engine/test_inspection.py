@@ -321,7 +321,7 @@ def test_a_refused_model_has_a_reason(config: dict[str, Any], words: str, tmp_pa
     ("config", "words"),
     [
         ({"model_type": "new", "auto_map": {"AutoConfig": "its.Config"}}, "is never run"),
-        ({"model_type": "wav2vec2"}, "acoustic model"),
+        ({"model_type": "wav2vec2"}, "speech model"),
     ],
 )
 def test_a_refused_embedding_model_has_a_reason(

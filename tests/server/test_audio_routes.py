@@ -52,7 +52,7 @@ async def test_lists_and_objects_are_parsed_under_their_json_names() -> None:
             include=["logprobs"],
             chunking_strategy={"type": "server_vad", "threshold": 0.5},
             known_speaker_names=["A", "B"],
-            extra_body={"repetition_penalty": 1, "n": 1, "seed": 7},
+            extra_body={"repetition_penalty": 1, "n": 1, "seed": 7, "temperature": [0, 0.2]},
         )
         [(_, body)] = place.engine.requests
         assert body == {
@@ -64,6 +64,7 @@ async def test_lists_and_objects_are_parsed_under_their_json_names() -> None:
             "repetition_penalty": 1,
             "n": 1,
             "seed": 7,
+            "temperature": [0, 0.2],
         }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...errors import ModelRefused, first_line_of
 from ..config.hf_config import CONFIG
-from ..families.refused_types import reason_acoustic, reason_unknown
+from ..families.refused_types import REFUSED_TYPES, SPEECH, reason_unknown
 from ..hf.pretrained import from_pretrained
 from ..parity.logits import round_parameters
 from ..weights.checkpoint import Checkpoint, check_shapes, check_token_head
@@ -89,8 +89,8 @@ def read_config(name: str, raw: Mapping[str, Any]) -> Any:
         config = AutoConfig.for_model(**raw).get_text_config()
     except Exception as exc:  # a config may fail anywhere in transformers
         raise ModelRefused(f"{name}: cannot be read as a model: {first_line_of(exc)}") from exc
-    if (why := reason_acoustic(str(kind))) is not None:
-        raise ModelRefused(f"{name}: model type {kind!r} is not supported: {why}.")
+    if kind in REFUSED_TYPES[SPEECH]:
+        raise ModelRefused(f"{name}: model type {kind!r} is not supported: {SPEECH}.")
     return config
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 OWN_CODE = "its class has its own attention code, which paged attention cannot replace"
+SPEECH = "it is a speech model; of these only the Whisper family is supported"
 REFUSED_TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "layers keep a state other than a KV cache (linear attention, Mamba, convolutions)": (
@@ -27,7 +28,18 @@ REFUSED_TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "it generates text only together with another network, or not at all": (
             *("emu3", "gemma4_assistant", "gemma4_unified_assistant", "mllama", "moshi"),
-            *("moss_transcribe_diarize", "musicgen", "musicgen_melody"),
+            *("musicgen", "musicgen_melody"),
+        ),
+        SPEECH: (
+            *("canary", "cohere_asr", "data2vec-audio", "dia", "fun_asr_nano", "glmasr"),
+            *("granite_speech", "granite_speech5_ctc", "granite_speech_plus", "hubert"),
+            *("kyutai_speech_to_text", "lasr_ctc", "moonshine", "moonshine_streaming"),
+            *("moss_transcribe_diarize", "nemo_speechlm", "nemotron3_5_asr"),
+            *("nemotron_asr_streaming", "parakeet_ctc", "parakeet_rnnt", "parakeet_tdt"),
+            *("qwen3_asr", "seamless_m4t", "seamless_m4t_v2", "sew", "sew-d"),
+            *("speech-encoder-decoder", "speech_to_text", "speecht5", "unispeech"),
+            *("unispeech-sat", "vibevoice", "vibevoice_asr", "voxtral", "voxtral_realtime"),
+            *("wav2vec2", "wav2vec2-bert", "wav2vec2-conformer", "wavlm"),
         ),
         "it is an encoder-decoder; of these only the Whisper family is supported": (
             *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart"),
@@ -77,12 +89,3 @@ def reason_unknown(model_type: object, *, has_own_code: bool) -> str:
         return reason
     variant = VARIANTS.get(str(model_type), "a version that transformers' own classes run")
     return f"{reason}, and code from a model's folder (auto_map) is never run; use {variant}"
-
-
-def reason_acoustic(model_type: str) -> str | None:
-    """Return why an acoustic model is refused; None for other types."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CTC_MAPPING_NAMES
-
-    if model_type not in MODEL_FOR_CTC_MAPPING_NAMES:
-        return None
-    return "it is an acoustic model, which reads no text; for recordings use a Whisper model"

@@ -22,7 +22,7 @@ from ...kernels.backends import choose_backend
 from ..config.device import choose_dtype, context_length
 from ..config.hf_config import CONFIG, COUNTS, QUANTISED, TIE, ConfigFields, HFConfig
 from ..config.rope import SWITCHING, is_switched, stretched_positions
-from ..families.refused_types import reason_acoustic, reason_refused, reason_unknown
+from ..families.refused_types import reason_refused, reason_unknown
 from ..network.loaded_model import LoadedModel
 from ..parity.logits import check_parity, compared_rows, parity_tokens
 from ..weights.checkpoint import (
@@ -300,7 +300,7 @@ def refuse_by_config(name: str, config: Any) -> None:
         )
     reason = reason_refused(kind)
     if reason is None and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        reason = reason_acoustic(kind) or NO_DECODER
+        reason = NO_DECODER
     if reason is not None:
         raise TransformersRefused(f"{name}: model type {kind!r} is not supported: {reason}.")
     if getattr(config, "quantization_config", None):

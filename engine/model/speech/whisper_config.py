@@ -23,6 +23,7 @@ from ..config.hf_config import (
     UnsupportedConfig,
     read_hf_config,
 )
+from ..families.refused_types import SPEECH
 from .architecture import SpeechArchitecture, WhisperTokens
 
 KIND = "whisper"
@@ -61,11 +62,9 @@ class WhisperConfig:
 def read_speech(name: str) -> WhisperConfig:
     """Return the config of a Whisper model; `ModelRefused` explains why it is not supported."""
     hf_config = read_hf_config(name)
-    if hf_config.model_type != KIND:
-        raise ModelRefused(
-            f"{name}: model type {hf_config.model_type!r} is not supported: only speech models of "
-            "the Whisper family are supported."
-        )
+    kind = hf_config.raw.get("model_type", KIND)
+    if kind != KIND:
+        raise ModelRefused(f"{name}: model type {kind!r} is not supported: {SPEECH}.")
     if hf_config.quantization_config:
         raise ModelRefused(f"{name}: {QUANTISED}")
     try:

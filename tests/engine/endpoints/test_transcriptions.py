@@ -23,10 +23,12 @@ from tidemill.engine.endpoints.transcriptions import SpeechModel, Transcriptions
 from tidemill.engine.scheduling.sequence import Sampling
 from tidemill.engine.scheduling.speech import (
     Hearing,
+    LanguageDetection,
     SpeechRequest,
     SpeechResult,
     SpeechSegment,
     Task,
+    Thresholds,
 )
 from tidemill.protocol.contract import Usage
 from tidemill.protocol.errors import RequestError
@@ -75,7 +77,7 @@ def segment_of(text: str, start: float, end: float, *, is_timed: bool = True) ->
     ids = tuple(MODEL.tokenizer.encode(text, add_special_tokens=False))
     edges = np.linspace(start, end, len(ids) + 1).tolist()
     times = tuple(pairwise(edges)) if is_timed else None
-    return SpeechSegment(start, end, ids, 0, 0.0, -0.25, 0.01, times)
+    return SpeechSegment(start, end, ids, 0, 0.0, -0.25, 0.01, 0.9, times)
 
 
 RESULT = SpeechResult(
@@ -155,6 +157,29 @@ def test_parameters_reach_the_engine() -> None:
             response_format="verbose_json", timestamp_granularities=granularities
         )
         assert (request.wants_segments, request.wants_words) == wants
+
+
+def test_a_list_of_temperatures_is_for_retries() -> None:
+    """Thresholds have Whisper's defaults; a text that repeats itself compresses well."""
+    request = speech_request(temperature=[0, 0.2, 1], log_prob_threshold=-0.5)
+    assert request.sampling.temperature == 0
+    assert request.retry_temperatures == (0.2, 1)
+    assert request.thresholds == Thresholds(2.4, -0.5, 0.6)
+    ratio_of = request.compression_ratio
+    assert ratio_of is not None
+    ids = MODEL.tokenizer.encode(" France", add_special_tokens=False)
+    assert ratio_of([]) < ratio_of(ids) < 1
+    assert ratio_of(ids * 40) > 2.4
+    for body in ({}, {"temperature": [0.5]}):
+        assert speech_request(**body).compression_ratio is None
+    assert speech_request(response_format="verbose_json").compression_ratio is not None
+
+
+def test_several_windows_may_detect_the_language() -> None:
+    """One does by default, as in faster-whisper."""
+    assert speech_request().detection == LanguageDetection(1, 0.5)
+    body = {"language_detection_segments": 4, "language_detection_threshold": 0}
+    assert speech_request("translate", **body).detection == LanguageDetection(4, 0)
 
 
 def test_the_end_of_a_prompt_is_read() -> None:
@@ -256,7 +281,7 @@ def test_segments_have_all_fields() -> None:
     assert first["tokens"] == list(RESULT.segments[0].token_ids)
     assert (first["temperature"], first["avg_logprob"]) == (0.0, -0.25)
     assert (first["seek"], first["no_speech_prob"]) == (0, 0.01)
-    assert 0 < first["compression_ratio"] < 1  # compression does not shrink such a short text
+    assert first["compression_ratio"] == 0.9
     assert TranscriptionVerbose.model_validate(body, strict=True).segments
     translated = answer(task="translate", response_format="verbose_json")
     assert translated["language"] == "english"

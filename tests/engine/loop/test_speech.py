@@ -6,8 +6,10 @@ The models are random, in fp32; every comparison is of whole sequences.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,9 +31,17 @@ from tests.engine.speech_models import (
 from tests.long_parameters import with_long
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.loop.core import StepOutput
+from tidemill.engine.loop.recording import Recording, Window
+from tidemill.engine.model.speech.architecture import WhisperTokens
 from tidemill.engine.model.speech.loading import LoadedSpeech, load_speech
 from tidemill.engine.scheduling.sequence import Sampling
-from tidemill.engine.scheduling.speech import SpeechRequest, SpeechResult, SpeechSegment
+from tidemill.engine.scheduling.speech import (
+    LanguageDetection,
+    SpeechRequest,
+    SpeechResult,
+    SpeechSegment,
+    Thresholds,
+)
 from tidemill.protocol.errors import RequestError
 
 pytestmark = pytest.mark.usefixtures("proved")
@@ -190,6 +200,98 @@ def test_the_language_is_the_one_that_transformers_detects(tmp_path: Path) -> No
     expected = [code_of[int(token)] for token in model.detect_language(features)]
     assert [one.result().language for one in recordings] == expected
     assert len(set(expected)) > 1
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_several_windows_may_detect_the_language(models: Models, steps_ahead: int) -> None:
+    """One that is sure enough decides, else most of those that transformers hears."""
+    shape = "many languages"
+    model, loaded = models(shape, 5)
+    window = SHAPES[shape][1]
+    samples = np.concatenate([clip(window, seed) for seed in range(5)])
+    features = torch.cat([features_of(shape, one) for one in np.split(samples, 5)])
+    code_of = {token: code for code, token in tokens_of_language(model).items()}
+    detected = [code_of[int(token)] for token in model.detect_language(features)]
+    cases = {
+        (count, 1.0): max(detected[:count], key=detected[:count].count) for count in (1, 3, 5, 9)
+    }
+    cases |= {(5, 0.0): detected[0]}
+    assert len(set(cases.values())) > 1
+    recordings = run(
+        work_over(loaded, steps_ahead=steps_ahead),
+        *(SpeechRequest(samples, detection=LanguageDetection(*case)) for case in cases),
+    )
+    assert [one.result().language for one in recordings] == [*cases.values()]
+    for recording, language in zip(recordings, cases.values(), strict=True):
+        [given] = run(work_over(loaded), SpeechRequest(samples, language=language))
+        assert recording.result() == given.result()
+
+
+def test_a_window_whose_text_failed_is_transcribed_again(models: Models) -> None:
+    """Each retry is warmer, the last one stays, and all tokens count."""
+    _, loaded = models("English alone", 0)
+    samples = clip(3.0, seed=1)
+    lax = Thresholds(logprob=-1e9)
+    base = SpeechRequest(samples, wants_segments=True, retry_temperatures=(0.4, 1))
+    [unsure] = run(work_over(loaded), replace(base, thresholds=lax))
+    assert {one.temperature for one in unsure.result().segments} == {0}
+    [first] = [[token for token in one.written if token < END] for one in unsure.windows]
+    repeating = replace(
+        base, thresholds=lax, compression_ratio=lambda ids: 2.5 if ids == first else 2.4
+    )
+    retried, compressed = run(work_over(loaded), base, repeating)
+    for recording, temperature, count in ((retried, 1, 3), (compressed, 0.4, 2)):
+        segments = recording.result().segments
+        assert {one.temperature for one in segments} == {temperature}
+        [window] = recording.windows
+        assert window.written != unsure.windows[0].written
+        texts = recording.result().num_output_tokens / len(window.written)
+        assert count - 1 < texts <= count + 1
+    assert retried.windows[0].avg_logprob < -1
+    assert {one.compression_ratio for one in compressed.result().segments} == {2.4}
+
+
+@pytest.mark.parametrize("ratio", [2.3, 2.4, 2.5])
+@pytest.mark.parametrize("logprob", [-1.1, -0.9])
+@pytest.mark.parametrize("silence", [0.5, 0.7])
+def test_a_text_fails_by_transformers_rule(
+    monkeypatch: pytest.MonkeyPatch, ratio: float, logprob: float, silence: float
+) -> None:
+    """A silent window is left out, and not transcribed again."""
+    from transformers.generation.logits_process import WhisperNoSpeechDetection
+    from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
+
+    class Outputs(dict[str, float]):
+        sequences_scores = logprob
+
+    limits = Thresholds()
+    theirs = SimpleNamespace(
+        compression_ratio_threshold=limits.compression_ratio,
+        logprob_threshold=limits.logprob,
+        no_speech_threshold=limits.no_speech,
+    )
+    detection = WhisperNoSpeechDetection.__new__(WhisperNoSpeechDetection)
+    detection._no_speech_prob = [silence]
+    mixin = WhisperGenerationMixin
+    monkeypatch.setattr(mixin, "_retrieve_compression_ratio", lambda *_: ratio)
+    expected = mixin._need_fallback(
+        mixin(), None, [Outputs(sequences_scores=logprob)], 0, [detection], theirs, 51_865, 0.0
+    )
+    request = SpeechRequest(clip(1.0, 1), retry_temperatures=(0.2,))
+    tokens = WhisperTokens(start=1, end=0, no_timestamps=None, prompt_start=None)
+    window = Window(
+        Recording(request, tokens, 100),
+        has_times=False,
+        is_unknown=False,
+        seek=0,
+        tokens=[5],
+        sum_logprobs=logprob,
+        no_speech_prob=silence,
+        compression_ratio=ratio,
+    )
+    assert (window.needs_retry, window.is_silent) == expected
+    window.num_retries = 1
+    assert not window.needs_retry
 
 
 def test_a_draw_depends_on_its_seed_and_not_on_neighbors(models: Models) -> None:

@@ -20,16 +20,18 @@ from tidemill.engine.media.audio_features import FeatureExtractor
 from tidemill.engine.model.speech.loading import LoadedSpeech, load_speech
 from tidemill.engine.model.speech.runner import SpeechRunner, TextStep
 from tidemill.engine.scheduling.sequence import Sampling
-from tidemill.engine.scheduling.speech import SpeechRequest, SpeechResult
+from tidemill.engine.scheduling.speech import LanguageDetection, SpeechRequest, SpeechResult
 
 pytestmark = pytest.mark.usefixtures("proved")
 
 PENALTY = Sampling(temperature=0.0, repetition_penalty=1.3)
-# Languages that are given and detected, timestamps, words, draws, penalties, several windows.
+RETRIES = (0.4, 0.8)
+# Languages that are given and detected, timestamps, words, draws, penalties, several windows, texts
+# that are started again.
 REQUESTS = (
     SpeechRequest(clip(2.0, 1), language="de"),
-    SpeechRequest(clip(7.0, 2)),
-    SpeechRequest(clip(1.0, 3), wants_segments=True, prompt_ids=(5, 9)),
+    SpeechRequest(clip(7.0, 2), detection=LanguageDetection(2, 1.0)),
+    SpeechRequest(clip(1.0, 3), wants_segments=True, prompt_ids=(5, 9), retry_temperatures=RETRIES),
     SpeechRequest(clip(2.5, 4), language="en", wants_words=True),
     SpeechRequest(clip(2.0, 5), sampling=Sampling(temperature=0.8, seed=4)),
     SpeechRequest(clip(1.5, 6), language="fr", sampling=PENALTY, wants_segments=True),
@@ -92,6 +94,7 @@ def test_texts_are_those_of_steps_that_are_waited_for(
     recordings = run(work_over(model, steps_ahead=1), *REQUESTS)
     assert [one.result() for one in recordings] == expected
     assert recordings[1].windows[1:]
+    assert {one.temperature for one in recordings[2].result().segments} == {RETRIES[-1]}
 
 
 def test_each_step_is_launched_before_the_tokens_of_the_previous_one_arrive(

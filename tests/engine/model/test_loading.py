@@ -190,7 +190,10 @@ def test_a_type_with_custom_code_is_refused_with_an_alternative(
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("wav2vec2", "acoustic model, which reads no text"), ("vits", "text-only class")],
+    [
+        ("wav2vec2", "it is a speech model; of these only the Whisper family"),
+        ("vits", "text-only class"),
+    ],
 )
 def test_a_type_without_a_decoder_is_refused_in_words_of_ours(
     kind: str, words: str, tmp_path: Path

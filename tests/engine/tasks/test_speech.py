@@ -138,6 +138,17 @@ def test_a_folder_of_the_family_is_of_this_kind(folder: Path) -> None:
     assert isinstance(find_task(folder, EngineConfig(str(folder))), SpeechTask)
 
 
+@pytest.mark.parametrize("kind", ["canary", "moonshine", "parakeet_tdt", "voxtral", "wav2vec2"])
+def test_other_speech_models_are_refused_by_name(kind: str, tmp_path: Path) -> None:
+    """A model with a text decoder is not served as a text model."""
+    config = {"model_type": kind, "text_config": {"model_type": "llama"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    settings = EngineConfig(str(tmp_path), device="cpu")
+    words = f"model type '{kind}' is not supported: it is a speech model; of these only"
+    with pytest.raises(EngineError, match=words):
+        find_task(tmp_path, settings).load(settings, folder=tmp_path, chat_template=None)
+
+
 def test_a_chat_template_is_refused(folder: Path) -> None:
     """A user who passes one meant another model."""
     with pytest.raises(EngineError, match="remove the chat template"):
