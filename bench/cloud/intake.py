@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from pydantic_core import to_json
 
+from tidemill.batch.allowed_media import AllowedMedia
 from tidemill.batch.file.duplicate_ids import (
     RECORD_BYTES,
     DuplicateFinder,
@@ -108,6 +109,7 @@ def scan_range(line_bytes: int, num_bytes: int, finder: DuplicateFinder) -> Scan
         MAX_LINES,
         {_MODEL: _MODEL},
         None,
+        AllowedMedia("b", "t"),
         lambda: None,
         CHUNK_BYTES,
     )

@@ -15,6 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.handler.intake.rig import line_of
+from tidemill.batch.allowed_media import AllowedMedia
 from tidemill.batch.file.duplicate_ids import DuplicateFinder, Duplicates, Share, find_repeated
 from tidemill.batch.file.formats import HEAD_BYTES, FileFormat, detect_format
 from tidemill.batch.file.lines import FormatError
@@ -74,8 +75,17 @@ def look_at(
         return Seen(refuse(NOT_JSON, exc.message), Findings(), [])
     reading = new_progress(form, LIMITS, len(data), range_bytes, None)
     source = Source("b", "k", "e", len(data))
+    media = AllowedMedia("b", "t")
     scanner = Scanner(
-        Memory(data), source, reading.limits, max_lines, MODELS, None, lambda: None, chunk_bytes
+        Memory(data),
+        source,
+        reading.limits,
+        max_lines,
+        MODELS,
+        None,
+        media,
+        lambda: None,
+        chunk_bytes,
     )
     scans, saved, spans = [], [], []
     for number in range(reading.num_ranges):
