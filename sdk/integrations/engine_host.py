@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -108,7 +107,7 @@ class EngineHost:
     def _reply(self, ticket: int, answered: Future[Row]) -> Frame:
         """Return the frame for a line's outcome."""
         try:
-            return replace(answered.result(), ticket=ticket)
+            return answered.result()._replace(ticket=ticket)
         except CancelledError:
             return _failed("its connection was closed")
         except TidemillError as exc:
