@@ -79,7 +79,10 @@ def test_reused_rows_and_rows_not_run_have_them(
     assert run("-i", write_input(*lines), "-o", again, *flags) == 0
     assert run.engine is None
     assert echoed(again) == [(None, "A"), (None, "B")]
-    assert [row["response"] for row in rows(again)] == [row["response"] for row in rows(out)]
+    bodies = [[row["response"]["body"] for row in rows(path)] for path in (out, again)]
+    for body in (*bodies[0], *bodies[1]):
+        del body["created"]  # the runs may be in different seconds
+    assert bodies[0] == bodies[1]
     late = tmp_path / "late.jsonl"
     waiting = [with_fields(line(name, wait=60), label=name.upper()) for name in "ab"]
     run("-i", write_input(*waiting), "-o", late, "--echo-fields", "label", "--max-seconds", "0.2")
