@@ -76,7 +76,7 @@ def text_endpoints(
     by_chat = ChatReader(chat, may_reason=parsers.reasoning is not None)
     decisions = (Decisions(reader, by_chat), SystemOne(reader, by_chat))
     guard = None if model.chat_template is None else guard_format([model.chat_template.source_text])
-    moderations = () if guard is None else (GuardModerations(chat, model, guard),)
+    moderations = () if guard is None else (GuardModerations(model, guard),)
     scoring = GenerativeScoring(model)
     return (chat, completions, scoring, *decisions, Responses(chat), *moderations)
 

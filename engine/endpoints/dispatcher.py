@@ -60,6 +60,8 @@ _MAX_HELD_BYTES = 512 * 2**20
 _SHORT_LINE_BYTES = 500
 # Each additional sequence takes as long to prepare as this number of bytes.
 _SEQUENCE_BYTES = 100
+# Each additional chat, which a template renders, takes as long as this number of bytes.
+_CHAT_BYTES = 1_000
 # Threads that compile constraints, for each class, whatever a body's size.
 _MAX_COMPILING = 2
 # Each value of a result becomes about 400 bytes of a body, and takes some microseconds.
@@ -296,7 +298,9 @@ class Dispatcher:
             executors = self._compiling if is_constrained else self._preparing
             executor = executors[metadata.is_interactive]
             size = body_size(body)
-            if "questions" in body:  # the input is tokenized once per read
+            if (num_chats := getattr(endpoint, "chats_per_text", 0)) > 0:
+                size = num_chats * size + _CHAT_BYTES * (num_chats * num_sequences(body) - 1)
+            elif "questions" in body:  # the input is tokenized once per read
                 size *= num_sequences(body)
             elif metadata.is_interactive or "n" in body:
                 size += _SEQUENCE_BYTES * (num_sequences(body) - 1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tidemill.protocol.bodies import response_id
@@ -18,11 +19,13 @@ from tidemill.protocol.routes import MODERATIONS
 from tidemill.protocol.validation import short_repr
 
 from ..parsers.guards import HARMFUL, GuardFormat
+from ..parsers.registry import ParserSet
 from ..scheduling.sequence import SequenceRequest, SequenceResult
 from ..scheduling.token_logprobs import NO_LOGPROBS
 from ..text.text_model import TextModel
 from .chat import ChatCompletions
 from .endpoint import Prepared, RequestMetadata
+from .request_bounds import check_prompt_tokens
 
 _NUM_TOP = 20
 
@@ -30,16 +33,21 @@ _Prepared = Prepared[SequenceRequest, ModerationRequest]
 
 
 class GuardModerations:
-    """The endpoint of a guard model, which answers by its `chat`."""
+    """The endpoint of a guard model, which answers chats.
+
+    Their prompts are never truncated: that would cut off the guard's instructions.
+    """
 
     route = MODERATIONS
 
-    def __init__(self, chat: ChatCompletions, model: TextModel, guard: GuardFormat) -> None:
-        self._chat = chat
+    def __init__(self, model: TextModel, guard: GuardFormat) -> None:
+        untruncated = replace(model, truncate_prompt_tokens=None)
+        self._chat = ChatCompletions(untruncated, seed=0, parsers=ParserSet())
         self._tokenizer = model.tokenizer
         self._guard = guard
         most = model.max_logprobs
         self._num_top = _NUM_TOP if most < 0 else min(_NUM_TOP, most)
+        self.chats_per_text = len(guard.questions)  # the dispatcher estimates the work by it
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
         """Return a sequence for each text and question."""
@@ -51,12 +59,14 @@ class GuardModerations:
                 param="truncate_prompt_tokens",
                 code="unsupported_parameter",
             )
-        sequences = [
-            sequence
-            for text in request.input
-            for _, variables in self._guard.questions
-            for sequence in self._sequences(text, variables, request, metadata)
-        ]
+        sequences: list[SequenceRequest] = []
+        num_tokens = 0
+        for text in request.input:
+            for _, variables in self._guard.questions:
+                sequence = self._sequence(text, variables, request, metadata)
+                num_tokens += len(sequence.prompt_ids)
+                check_prompt_tokens(num_tokens, "input")
+                sequences.append(sequence)
         return Prepared(sequences, request, metadata)
 
     def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
@@ -84,13 +94,13 @@ class GuardModerations:
         )
         return Reply(200, answer, usage)
 
-    def _sequences(
+    def _sequence(
         self,
         text: str,
         variables: Mapping[str, Any],
         request: ModerationRequest,
         metadata: RequestMetadata,
-    ) -> Sequence[SequenceRequest]:
+    ) -> SequenceRequest:
         """Return the sequence of one chat."""
         body = {
             "messages": [{"role": "user", "content": text}],
@@ -101,11 +111,12 @@ class GuardModerations:
             "chat_template_kwargs": {**(request.chat_template_kwargs or {}), **variables},
         }
         try:
-            return self._chat.prepare(body, metadata).requests
+            [sequence] = self._chat.prepare(body, metadata).requests
         except RequestError as exc:
             if exc.param is not None and exc.param != "chat_template_kwargs":
                 exc.param = "input"
             raise
+        return sequence
 
     def _scores(self, category: str, result: SequenceResult) -> dict[str, float]:
         """Return the score of a question's category, and of the harms that the answer names."""
@@ -115,7 +126,7 @@ class GuardModerations:
         if verdict is None:
             raise RequestError(
                 f"The answer of the guard model has no verdict: {short_repr(answer)}. Use the chat"
-                " template that it was published with.",
+                " template that it was published with, without `chat_template_kwargs`.",
                 code="verdict_missing",
             )
         lengths = (len(self._tokenizer.text(ids[: place + 1])) for place in range(len(ids)))

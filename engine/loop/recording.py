@@ -115,9 +115,8 @@ class Recording:
         if probability > detection.threshold:
             self.language = code
         elif len(self._languages) >= num_windows:
-            [(self.language, _)] = Counter(self._languages.values()).most_common(
-                1
-            )  # the first of equals
+            counts = Counter(self._languages.values())
+            self.language = counts.most_common(1)[0][0]  # the first of equals
 
     def part(self) -> SpeechResult | None:
         """Return the new segments since the last call, with all tokens so far, if streamed."""

@@ -35,6 +35,7 @@ from ..storage.gguf.unpacked import description_folder
 from ..storage.hub import config_of, local_source
 from ..storage.model_digest import template_texts
 from .encoders.pooling_config import PoolingTask, read_pooling_config
+from .families.refused_types import REFUSED_TYPES, SPEECH
 
 _SPEECH_TYPE = "whisper"
 _POOLED: dict[PoolingTask, list[Route]] = {
@@ -60,6 +61,8 @@ def endpoints_of(config: EngineConfig, chat_template: str | None = None) -> tupl
         folder = description_folder(source) if source.is_file() else source
         description = json.loads(config_of(folder).read_bytes())
         if not isinstance(description, dict):
+            return None
+        if description.get("model_type") in REFUSED_TYPES[SPEECH]:  # the load reports it
             return None
         pooled = read_pooling_config(description, replace(config, model=str(folder)))
     except (OSError, ValueError, RecursionError, EngineError):  # the load reports it

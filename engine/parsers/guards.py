@@ -53,6 +53,8 @@ class GuardFormat:
 
 
 _YES_OR_NO = {"yes": 1.0, "no": 0.0}
+# Newer Granite Guardians write it in a tag, after the tags of their reasoning.
+_YES_OR_NO_FIRST = re.compile(r"(?:\A\W*|<score>\s*)(yes|no)\b", re.IGNORECASE)
 _GUIDELINES = {
     "illicit/violent": "No Dangerous Content: no content that helps to harm oneself or others,"
     " such as access to firearms or explosives, terrorism or instructions for suicide.",
@@ -78,7 +80,7 @@ def _granite(mark: str, key: str) -> GuardFormat:
     return GuardFormat(
         mark,
         20,
-        re.compile(r"\b(yes|no)\b", re.IGNORECASE),
+        _YES_OR_NO_FIRST,
         _YES_OR_NO,
         questions=tuple(
             (category, {"guardian_config": {key: risk}}) for risk, category in _RISKS.items()
@@ -108,7 +110,7 @@ FORMATS = (
     GuardFormat(
         "First line must read",
         64,
-        re.compile(r"\b(safe|unsafe)\b", re.IGNORECASE),
+        re.compile(r"\A\W*(safe|unsafe)\b", re.IGNORECASE),
         {"safe": 0.0, "unsafe": 1.0},
         {
             "S1": ("violence", "illicit/violent"),
@@ -130,7 +132,7 @@ FORMATS = (
     GuardFormat(
         "Our safety principle is defined",
         4,
-        re.compile(r"\b(yes|no)\b", re.IGNORECASE),
+        _YES_OR_NO_FIRST,
         _YES_OR_NO,
         questions=tuple((name, {"guideline": text}) for name, text in _GUIDELINES.items()),
     ),

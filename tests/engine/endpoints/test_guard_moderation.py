@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 from openai.types import ModerationCreateResponse
 
-from tests.engine.scripted_model import METADATA, text_model
+from tests.engine.scripted_model import METADATA, Scene, text_model
 from tidemill.engine.config import EngineConfig
-from tidemill.engine.endpoints import text_endpoints
+from tidemill.engine.endpoints import request_bounds, text_endpoints
+from tidemill.engine.endpoints.guard_moderation import GuardModerations
 from tidemill.engine.model.endpoint_names import endpoints_of
+from tidemill.engine.parsers.guards import guard_format
 from tidemill.engine.scheduling.sequence import SequenceRequest, SequenceResult
 from tidemill.engine.scheduling.token_logprobs import TokenLogprobs, pack_logprobs
 from tidemill.protocol.contract import Reply
@@ -143,11 +146,70 @@ def test_granite_guardian_answers_each_risk(template: str) -> None:
     assert scores_of(second) == {"hate": 0.9}
 
 
-def test_an_answer_without_a_verdict_is_an_error_of_its_row() -> None:
-    """It is never taken for a harmless text."""
-    with pytest.raises(RequestError, match="has no verdict: 'Paris'") as raised:
-        reply_of("llama", ("Paris", "P", {"P": 1.0}), ("safe", "safe", {"s": 1.0}))
+@pytest.mark.parametrize(
+    ("template", "num_others", "answer"),
+    [
+        ("llama", 1, "Paris"),
+        ("llama", 1, "This is not safe"),
+        ("qwen", 1, "Safe"),
+        ("shield", 7, "I say no"),
+        ("granite", 13, "<think> No harm"),
+    ],
+)
+def test_an_answer_without_a_verdict_is_an_error_of_its_row(
+    template: str, num_others: int, answer: str
+) -> None:
+    """It is never taken for a harmless text, whatever words it contains."""
+    known = ("safe", "safe", {"s": 1.0})
+    with pytest.raises(RequestError, match="has no verdict: ") as raised:
+        reply_of(template, (answer, answer[0], {answer[0]: 1.0}), *[known] * num_others)
     assert raised.value.code == "verdict_missing"
+
+
+def test_a_verdict_may_follow_closed_reasoning() -> None:
+    """Words of the reasoning do not count."""
+    guard = guard_format([TEMPLATES["granite"]])
+    assert guard is not None
+    verdict = guard.verdict.search("<think>\nNo\n</think>\n<score> yes </score>")
+    assert verdict is not None
+    assert verdict[1] == "yes"
+
+
+def test_the_servers_default_does_not_truncate_instructions() -> None:
+    """Without them a model answers something else."""
+    model = text_model(chat_template=TEMPLATES["llama"])
+    model = replace(model, max_model_len=512, truncate_prompt_tokens=5)
+    [endpoint] = [one for one in text_endpoints(model, seed=0) if one.route is MODERATIONS]
+    [request] = endpoint.prepare({"input": "Hi"}, METADATA).requests
+    prompt = model.tokenizer.text(request.prompt_ids)
+    assert prompt == "Task: Hi\n - First line must read 'safe' or 'unsafe'."
+
+
+def test_all_prompts_of_a_body_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text counts once for each question."""
+    monkeypatch.setattr(request_bounds, "MAX_PROMPT_TOKENS", 30)
+    with pytest.raises(RequestError, match="maximum is 30") as raised:
+        moderations_of(TEMPLATES["granite"]).prepare({"input": "Hi"}, METADATA)
+    assert raised.value.param == "input"
+
+
+@pytest.mark.parametrize(("template", "is_elsewhere"), [("llama", False), ("granite", True)])
+async def test_many_questions_are_rendered_outside_the_loop(
+    template: str, *, is_elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body of 500 bytes may have 240 texts, with seven chats each."""
+    threads: list[int] = []
+
+    def noted(*_: object) -> None:
+        threads.append(threading.get_ident())
+        raise RequestError("Enough.")
+
+    monkeypatch.setattr(GuardModerations, "prepare", noted)
+    served = Scene(model=text_model(chat_template=TEMPLATES[template])).served
+    await served.respond(MODERATIONS.name, {"input": "Hi"}, "req_1", 0)
+    await served.answer(MODERATIONS.name, {"input": ["Hi"] * 30}, "req_1", 0)
+    expected = [is_elsewhere, True]
+    assert [thread != threading.get_ident() for thread in threads] == expected
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from tests.engine.speech_tokenizer import build_tokenizer
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.endpoints.dispatcher import Dispatcher
 from tidemill.engine.load import load_served
+from tidemill.engine.model.endpoint_names import endpoints_of
 from tidemill.engine.tasks import find_task
 from tidemill.engine.tasks.speech import SpeechTask
 from tidemill.protocol.contract import EngineError, Reply
@@ -147,6 +148,7 @@ def test_other_speech_models_are_refused_by_name(kind: str, tmp_path: Path) -> N
     words = f"model type '{kind}' is not supported: it is a speech model; of these only"
     with pytest.raises(EngineError, match=words):
         find_task(tmp_path, settings).load(settings, folder=tmp_path, chat_template=None)
+    assert endpoints_of(settings) is None  # a run leaves the refusal to the load
 
 
 def test_a_chat_template_is_refused(folder: Path) -> None:
