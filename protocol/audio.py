@@ -21,6 +21,7 @@ from pydantic import (
 
 from . import urls
 from .errors import RequestError
+from .fetched_urls import FILE_URL
 from .fields import Count, Finite, SamplingFields, Share, Text, listed
 from .urls import checked_url, inline_bytes
 
@@ -64,7 +65,6 @@ def code_of(language: str) -> str | None:
     return called if called in LANGUAGES else _CODES.get(called)
 
 
-FILE_URL = "file_url"
 FILE = "file"
 """Field with the bytes of a fetched audio file; a line must not have it."""
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from .audio import FILE_URL
 from .urls import is_inline
 
+FILE_URL: Final = "file_url"
+"""The recording of a transcription."""
 _PART_SUFFIX: Final = "_url"
 _INPUT_PREFIX: Final = "input_"
 _IMAGE_URL: Final = "image_url"
 _FILE_PARTS: Final = ("file", "input_file")
-_FILE_FIELDS: Final = ("file_url", "file_data")
+_FILE_FIELDS: Final = (FILE_URL, "file_data")
 
 
 def fetched_urls(body: Mapping[str, Any]) -> dict[str, str]:

@@ -10,9 +10,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from tidemill.protocol.audio import FILE, FILE_URL
+from tidemill.protocol.audio import FILE
 from tidemill.protocol.contract import Reply
 from tidemill.protocol.errors import RequestError
+from tidemill.protocol.fetched_urls import FILE_URL
 from tidemill.protocol.multipart import FormReader, values
 from tidemill.protocol.routes import TRANSCRIPTIONS, TRANSLATIONS
 

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar, TypeVarTuple
 
 from tidemill.net.fetch import ByteBudget, Fetcher, FetchFailed, FetchLimits
-from tidemill.protocol.audio import FILE, FILE_URL
+from tidemill.protocol.audio import FILE
 from tidemill.protocol.errors import InternalError, RequestError
-from tidemill.protocol.fetched_urls import fetched_urls
+from tidemill.protocol.fetched_urls import FILE_URL, fetched_urls
 from tidemill.protocol.in_flight import InFlightLimiter
 from tidemill.protocol.urls import is_object
 

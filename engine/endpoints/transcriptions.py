@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from tidemill.protocol.audio import (
     FILE,
-    FILE_URL,
     LANGUAGES,
     TranscriptionRequest,
     TranslationRequest,
@@ -23,6 +22,7 @@ from tidemill.protocol.audio import (
 )
 from tidemill.protocol.contract import Reply, Usage
 from tidemill.protocol.errors import RequestError
+from tidemill.protocol.fetched_urls import FILE_URL
 from tidemill.protocol.in_flight import MemoryBudget
 from tidemill.protocol.requests import read_body
 from tidemill.protocol.routes import TRANSCRIPTIONS, TRANSLATIONS

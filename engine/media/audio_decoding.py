@@ -29,8 +29,8 @@ from av.audio.stream import AudioStream
 from av.container import InputContainer
 from numpy.typing import NDArray
 
-from tidemill.protocol.audio import FILE_URL
 from tidemill.protocol.errors import RequestError
+from tidemill.protocol.fetched_urls import FILE_URL
 from tidemill.protocol.in_flight import MemoryBudget, Reservation
 
 _CONTAINERS = "wav,w64,aiff,au,caf,flac,mp3,ogg,mov,mp4,m4a,3gp,matroska,webm,aac,amr"

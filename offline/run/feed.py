@@ -116,7 +116,8 @@ class Feed:
             await self._cancel(flushing)
             self._write_all()
             self._raise_fatal()
-        except BaseException:
+        except BaseException as exc:
+            self._fail(exc)  # a task that was not registered takes no more lines
             try:
                 await self._cancel(flushing)
             finally:
