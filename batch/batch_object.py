@@ -311,7 +311,7 @@ def _tidemill_object(
     until = batch.end_at or now
     seconds = max(0, int(until - (batch.in_progress_at or batch.created_at)))
     return TidemillObject(
-        priority=batch.options.priority,
+        priority=batch.priority,
         seconds=seconds,
         first_row_at=done.first_row_at or None,
         last_row_at=done.last_row_at or None,

@@ -109,7 +109,10 @@ def parse_request(fields: Mapping[str, Any]) -> BatchParams:
     idempotency_key = check_idempotency_key(fields.get("idempotency_key"))
     recipe = fields.get("recipe")
     if recipe is not None:
-        options = replace(options, table_recipe=_check_recipe(recipe, endpoint))
+        text, priority = _check_recipe(recipe, endpoint)
+        if options.priority is None:
+            options = replace(options, priority=priority)
+        options = replace(options, table_recipe=text)
     return BatchParams(_check_name(fields.get("input_file_id")), endpoint, options, idempotency_key)
 
 
@@ -181,8 +184,8 @@ def _check_endpoint(endpoint: object) -> str:
         raise InvalidOption(f"`endpoint` must be one of {supported}.", param="endpoint") from exc
 
 
-def _check_recipe(keys: Mapping[str, Any], endpoint: str) -> str:
-    """Return the keys of a recipe as JSON; raises InvalidOption."""
+def _check_recipe(keys: Mapping[str, Any], endpoint: str) -> tuple[str, int | None]:
+    """Return the keys of a recipe as JSON, and its priority; raises InvalidOption."""
     # Imported late: few batches are tables.
     from .table.drop_recipe import MAX_BYTES
     from .table.errors import RecipeError
@@ -199,7 +202,7 @@ def _check_recipe(keys: Mapping[str, Any], endpoint: str) -> str:
     text = json.dumps(keys, ensure_ascii=False)
     if len(text.encode("utf-8", "replace")) > MAX_BYTES:
         raise InvalidOption(f"`recipe` is longer than {MAX_BYTES:,} bytes.", param=param)
-    return text
+    return text, recipe.priority
 
 
 def check_idempotency_key(key: object) -> str | None:
@@ -270,10 +273,8 @@ def _check_cost(value: Any, param: str) -> float | None:
     return float(value)
 
 
-def _check_priority(value: object, param: str) -> int:
-    if value is None:
-        return 0
-    if type(value) is int and -MAX_PRIORITY <= value <= MAX_PRIORITY:
+def _check_priority(value: object, param: str) -> int | None:
+    if value is None or (type(value) is int and -MAX_PRIORITY <= value <= MAX_PRIORITY):
         return value
     words = f"`{param}` must be an integer between -{MAX_PRIORITY} and {MAX_PRIORITY}"
     raise InvalidOption(f"{words}; got {excerpt(value)}.", param=param)

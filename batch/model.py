@@ -51,7 +51,7 @@ class Options:
     table's recipe from the user metadata of an upload, as text; `table_recipe` has those of an API
     request, as JSON. The model `escalate` answers rows with an answer whose confidence is lower
     than `escalate_below`, or than the threshold that gives the others `target_accuracy`, in the way
-    `escalate_by`. Batches of a tenant with a lower `priority` run first.
+    `escalate_by`. Batches of a tenant with a lower `priority` run first; None is its recipe's.
     """
 
     completion_window: str = "24h"
@@ -69,7 +69,7 @@ class Options:
     escalate_below: float | None = None
     target_accuracy: float | None = None
     escalate_by: EscalateBy = "decision"
-    priority: int = 0
+    priority: int | None = None
 
 
 def is_share(value: object) -> TypeGuard[float]:
@@ -238,6 +238,11 @@ class Batch:
         if is_escalated and self.escalation is not None:
             return self.escalation.model
         return self.model or ""
+
+    @property
+    def priority(self) -> int:
+        """Return its place among its tenant's batches: the lowest number runs first."""
+        return self.options.priority or 0
 
     @property
     def awaits_threshold(self) -> bool:

@@ -162,14 +162,20 @@ def chat_of_response(body: Mapping[str, Any]) -> dict[str, Any]:
         "tool_calls": calls or None,
     }
     reason = "length" if has_truncated_answer(body) else "tool_calls" if calls else "stop"
-    choice = {"message": message, "finish_reason": reason}
+    tokens = [token for part in _parts(items, "message") for token in part.get("logprobs") or ()]
+    logprobs = {"content": tokens} if tokens else None
+    choice = {"message": message, "finish_reason": reason, "logprobs": logprobs}
     return {"choices": [choice], "usage": body.get("usage"), "model": body.get("model")}
 
 
 def _joined_parts(items: Sequence[Mapping[str, Any]], kind: str) -> str | None:
     """Return the text of all items of a type; None without one."""
-    parts = [part for item in items if item.get("type") == kind for part in item["content"]]
+    parts = _parts(items, kind)
     return "".join(_as_text(part.get("text")) for part in parts) if parts else None
+
+
+def _parts(items: Sequence[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:
+    return [part for item in items if item.get("type") == kind for part in item["content"]]
 
 
 def _chat_call(item: Mapping[str, Any]) -> dict[str, Any]:

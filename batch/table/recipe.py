@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from tidemill.protocol.decisions.questions import Layout
 from tidemill.protocol.requests import PROMPT_FIELDS, request_types
+from tidemill.protocol.responses.request import LOGPROBS
 from tidemill.protocol.routes import (
     CHAT_COMPLETIONS,
     CLASSIFY,
@@ -137,6 +138,15 @@ class Recipe:
         """Number of answers to a request."""
         number = self.params.get("n")
         return number if isinstance(number, int) and self.route is not RESPONSES else 1
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Return whether its requests ask for log probabilities."""
+        if self.route is not RESPONSES:
+            return bool(self.params.get("logprobs"))
+        included = self.params.get("include")
+        is_included = isinstance(included, list) and LOGPROBS in included
+        return is_included or bool(self.params.get("top_logprobs"))
 
     @property
     def wants_spans(self) -> bool:

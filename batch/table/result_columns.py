@@ -76,7 +76,7 @@ _SPANS = b'"spans":['
 _REASONING = (b'"reasoning":"', b'"type":"reasoning"')
 _TOOL_CALLS = (b'"tool_calls":[', b'"type":"function_call"', b'"type":"custom_tool_call"')
 _WRITING: Final = frozenset({CHAT_COMPLETIONS, COMPLETIONS, RESPONSES})
-_CUT_OFF = "cut off at the token limit (finish_reason `length`): raise max_tokens."
+_CUT_OFF = "cut off at the token limit (finish_reason `length`): raise"
 _NOT_AN_OBJECT = "The answer is not a JSON object of the schema."
 
 
@@ -228,7 +228,7 @@ class ResultColumns:
                 fields.append(pa.field("reasoning", text))
             if facts.has_tool_calls:
                 fields.append(JSON_TEXT.with_name("tool_calls"))
-            if recipe.params.get("logprobs") and recipe.route is not RESPONSES:
+            if recipe.wants_logprobs:
                 fields.append(JSON_TEXT.with_name("logprobs"))
             fields.append(pa.field("finish_reason", text))
         elif recipe.route is EMBEDDINGS:
@@ -348,7 +348,8 @@ class ResultColumns:
         which = "The answer was"
         if len(choices) > 1:
             which = f"{complete.count(False)} of {len(choices)} answers were"
-        return f"{which} {_CUT_OFF}"
+        limit = "max_output_tokens" if self._recipe.route is RESPONSES else "max_tokens"
+        return f"{which} {_CUT_OFF} {limit}."
 
     def _is_complete(self, choice: Mapping[str, Any]) -> bool:
         """Return whether an answer is complete: an object with a schema, else not truncated."""

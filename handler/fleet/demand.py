@@ -43,7 +43,7 @@ def open_work(
         tokens_left=left.input + left.output,
         expected_work=(batch.expected - done.expected).work,
         tenant=batch.tenant,
-        priority=batch.options.priority,
+        priority=batch.priority,
     )
 
 

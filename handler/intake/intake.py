@@ -305,7 +305,7 @@ def _start_conversion(lock: BatchLock, form: FileFormat, recipe: TableRecipe | N
 def _with_priority(lock: BatchLock, recipe: TableRecipe) -> dict[str, Any]:
     """Return the batch's options, with the recipe's priority unless the batch has one."""
     options = lock.batch.options
-    if recipe.priority and not options.priority:
+    if recipe.priority is not None and options.priority is None:
         options = replace(options, priority=recipe.priority)
         lock.aws.run(lock.deployment.table.put_place(replace(lock.batch, options=options)))
     return dump(options)

@@ -241,11 +241,11 @@ class Feed:
         for run in ready:
             num_inflight[run.batch.id] += run.pending.num_inflight
             if run.pending.has_next:
-                tenant, priority = run.batch.tenant, run.batch.options.priority
+                tenant, priority = run.batch.tenant, run.batch.priority
                 first[tenant] = min(priority, first.get(tenant, priority))
 
         def turn(run: ShardRun) -> tuple[int, Rank]:
-            is_first = run.batch.options.priority == first[run.batch.tenant]
+            is_first = run.batch.priority == first[run.batch.tenant]
             weight = 1 if is_first else _LINES_OF_FIRST
             return weight * num_inflight[run.batch.id], run.pending.next_rank
 

@@ -55,7 +55,7 @@ class Retention(Table):
 
     @property
     def media_days(self) -> int:
-        """Retention of media: that of dropped files, but running batches must find them."""
+        """Retention of media: that of dropped files, but a batch must find new media."""
         return self.input_days and max(self.input_days, self.work_days)
 
 

@@ -24,6 +24,7 @@ from tidemill.protocol.routes import (
     COMPLETIONS,
     EMBEDDINGS,
     POOLING,
+    RESPONSES,
     TRANSCRIPTIONS,
     TRANSLATIONS,
 )
@@ -70,7 +71,7 @@ class BatchAnswers:
         self.columns: tuple[str, ...] = self._template.columns
         # `run` derives these facts from all rows; here they are declared before the first row.
         self._facts = ResultFacts(
-            has_reasoning=self._recipe.route is CHAT_COMPLETIONS,
+            has_reasoning=self._recipe.route in {CHAT_COMPLETIONS, RESPONSES},
             has_tool_calls="tools" in self._recipe.params,
             has_spans=self._recipe.wants_spans,
             has_many=self._recipe.route in {EMBEDDINGS, CLASSIFY, POOLING}

@@ -126,7 +126,7 @@ class BatchRun:
 
     async def _run_lines(self, lines: Iterator[RawLine]) -> None:
         async with asyncio.TaskGroup() as group:
-            priority = self._batch.options.priority
+            priority = self._batch.priority
             # In the thread too: weighing a long line takes a while.
             weighed = ((raw, _held_bytes(raw)) for raw in lines)
             with self._turns.reading(priority):

@@ -345,7 +345,7 @@ class Runner:
         running.run = run
         works: tuple[Callable[[], Coroutine[Any, Any, Any]], ...] = (
             running.stop.wait,
-            lambda: self._run_in_slot(run, batch.options.priority),
+            lambda: self._run_in_slot(run, batch.priority),
             lambda: self._flush_often(running, run),
         )
         parts: list[asyncio.Task[Any]] = []

@@ -92,6 +92,16 @@ def test_a_priority_is_an_integer_of_at_most_a_hundred(value: object) -> None:
             parse_options({"priority": text})
 
 
+@pytest.mark.parametrize(("given", "priority"), [({}, -7), ({"priority": 0}, 0)])
+def test_a_priority_takes_precedence_over_that_of_the_recipe(
+    given: dict[str, Any], priority: int
+) -> None:
+    """Intake does not change it, so a repeated request has the options of its batch."""
+    request = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", **given}
+    recipe = {"prompt": "{{ text }}", "priority": -7}
+    assert parse_request(request | {"recipe": recipe}).options.priority == priority
+
+
 @pytest.mark.parametrize("value", ["", "yes", "1"])
 def test_strict_parameters_of_an_upload_are_true_or_false(value: str) -> None:
     """Other words are refused, never interpreted."""

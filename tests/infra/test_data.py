@@ -194,7 +194,7 @@ def test_an_uploaded_input_lasts_as_long_as_a_batch_that_reads_it(synth: Synth) 
 
 
 def test_media_go_with_the_dropped_files_that_name_them(synth: Synth) -> None:
-    """No media expire in a batch that may still read them."""
+    """No media that are uploaded with a batch expire while it may still read them."""
     held = rules(Deployment(synth(SHORT)).properties("AWS::S3::Bucket")["DropsBucket"])
     rule = held["old-media"]
     assert rule["Prefix"] == "media/"

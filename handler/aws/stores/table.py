@@ -442,7 +442,7 @@ def _active_key(batch: Batch) -> dict[str, object]:
 
 def _place(batch: Batch) -> list[int]:
     """Return the fields of a `BatchPlace`."""
-    return [batch.options.priority, batch.expires_at, batch.created_at]
+    return [batch.priority, batch.expires_at, batch.created_at]
 
 
 def active_name(batch: Batch) -> str:

@@ -109,6 +109,23 @@ def test_responses_have_the_columns_of_chats() -> None:
     assert plain.names == ["text", "output_text", "finish_reason", "usage", "error"]
 
 
+@pytest.mark.parametrize(
+    "params", [{"top_logprobs": 1}, {"include": ["message.output_text.logprobs"]}]
+)
+def test_responses_have_the_log_probabilities_that_they_request(params: dict[str, Any]) -> None:
+    """The cell has those of all messages; the error of a truncated response names its limit."""
+    token = {"token": "Hi", "logprob": -0.5, "bytes": [72, 105], "top_logprobs": []}
+    part = {"type": "output_text", "text": "Hi", "logprobs": [token]}
+    output = [{"type": "message", "content": [part]}] * 2
+    cut = {"incomplete_details": {"reason": "max_output_tokens"}, "output": []}
+    rows = [row({"output": output}), row(cut)]
+    given = {"url": "/v1/responses", "params": params, "keep": []}
+    found = columns_of(rows, **given)[1]
+    assert json.loads(found[0]["logprobs"]) == {"content": [token, token]}
+    assert found[1]["logprobs"] is None
+    assert found[1]["error"].endswith(": raise max_output_tokens.")
+
+
 def test_fields_of_a_schema_are_typed_columns() -> None:
     """A truncated or unsuitable value is null, and the text still contains it."""
     whole = {"label": "good", "stars": 3, "score": 1, "tags": ["a"], "place": {"x": 1}, "any": [1]}

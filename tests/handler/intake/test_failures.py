@@ -71,13 +71,15 @@ def test_a_table_with_a_hostile_recipe_fails_with_a_sentence(
 def test_a_recipe_sets_the_priority_of_its_batch(mini: Cloud) -> None:
     """The order of the tenant's batches follows; an option of the upload takes precedence."""
     recipe = b"prompt = '{{ text }}'\npriority = -7"
-    for name in ("first", "given"):
+    for name in ("first", "given", "zero"):
         mini.put(recipe, f"input/{name}.recipe.toml")
     first = mini.ingest(mini.create(b"text\nhi\n", "input/first.csv"))
     given = mini.ingest(mini.create(b"text\nhi\n", "input/given.csv", {"priority": "3"}))
-    assert (first.options.priority, given.options.priority) == (-7, 3)
+    zero = mini.ingest(mini.create(b"text\nhi\n", "input/zero.csv", {"priority": "0"}))
+    batches = (first, given, zero)
+    assert [batch.priority for batch in batches] == [-7, 3, 0]
     places = mini.run(mini.deployment.overview.list_places(first.tenant))
-    assert [places[batch.id].priority for batch in (first, given)] == [-7, 3]
+    assert [places[batch.id].priority for batch in batches] == [-7, 3, 0]
     mini.put(recipe.replace(b"-7", b"1.5"), "input/bad.recipe.toml")
     bad = mini.ingest(mini.create(b"text\nhi\n", "input/bad.csv"))
     words = "`priority` is 1.5: it must be an integer between -100 and 100"

@@ -108,6 +108,10 @@ def test_an_event_loop_has_the_answers_alone() -> None:
             ["text", "reasoning", "tool_calls", "finish_reason", "usage", "error"],
         ),
         (
+            {"prompt": "{{ name }}", "id": "id", "url": "/v1/responses"},
+            ["text", "reasoning", "finish_reason", "usage", "error"],
+        ),
+        (
             {"prompt": "{{ name }}", "id": "id", "url": "/v1/completions"},
             ["text", "finish_reason", "usage", "error"],
         ),
