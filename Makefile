@@ -180,7 +180,7 @@ $(INSTALLED_LOCAL): pyproject.toml constraints.txt | $(INSTALLED_VENV)
 
 $(INSTALLED_NODE): infra/package.json infra/package-lock.json
 	@command -v npm >/dev/null || { \
-	  echo "The cloud's templates need Node.js 20 or newer, but 'npm' was not found." >&2; exit 1; }
+	  echo "The command of the CDK needs Node.js 20 or newer, but 'npm' was not found." >&2; exit 1; }
 	@$(call npm_ci,infra)
 	@touch $@
 
@@ -202,7 +202,7 @@ browser: $(INSTALLED_BROWSER)
 
 programs: $(INSTALLED_PROGRAMS) $(INSTALLED_AI_SDK)
 
-screenshots: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER)
+screenshots: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_BROWSER)
 	$(BIN)/python -m tests.handler.dashboard.screenshots
 	PICTURES=docs/images $(BIN)/python -m pytest -q tests/handler/dashboard/test_whole_path.py
 	$(BIN)/python -m tools.session_picture
@@ -213,7 +213,7 @@ charts: $(INSTALLED_VENV)
 # Announces the cost of a first run; the figures of the CPU build were measured.
 .PHONY: demo-needs
 demo-needs:
-	@command -v node >/dev/null || { \
+	@command -v "$${JSII_NODE:-node}" >/dev/null || { \
 	  echo "The cloud's templates need Node.js 20 or newer, but 'node' was not found." >&2; exit 1; }
 	@test -e $(INSTALLED_LOCAL) || { \
 	  echo "The first run installs its dependencies into this folder. With torch's CPU build it downloads"; \
@@ -523,7 +523,7 @@ RESULTS ?=
 bench-gpu: $(INSTALLED_ENGINE)
 	$(BIN)/python -m bench.gpu.gpu $(if $(RESULTS),--results $(RESULTS))
 
-bench-upload: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER)
+bench-upload: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_BROWSER)
 	$(BIN)/python -m bench.cloud.browser_upload --runs 3
 
 clean:

@@ -1,7 +1,7 @@
 """The Lambdas' code: our packages and their dependencies, as pip resolves them, without Docker.
 
 A bundle is built once per state of its sources, and reused from `out/bundles`; so are its
-dependencies, which pip installs again only if their versions change.
+dependencies, which pip installs again only if their versions or the called services change.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def build(
     time; a concurrent one waits and reuses the result.
     """
     compiler = find_python(python)
-    known = f"{processor} {python} {compiler is not None} {has_oidc}"
+    known = f"{processor} {python} {compiler is not None} {has_oidc} {sorted(_SERVICES)}"
     folder = bundles / f"{processor}-{_digest(known, _sources())}"
     if folder.exists():
         return folder

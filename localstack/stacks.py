@@ -16,7 +16,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import boto3
-from botocore.exceptions import ClientError, WaiterError
+from botocore.exceptions import BotoCoreError, ClientError, WaiterError
 
 from infra.archive import zip_folder
 from infra.ops.outputs import Outputs, read_outputs
@@ -70,9 +70,17 @@ def deploy(
     another name of its only model, `aliases` further ones. Raises DeploymentFailed.
     """
     out = synthesise(folder, config=config, model_name=model_name, aliases=json.dumps(aliases))
+    try:
+        cloudformation = boto3.client("cloudformation", **client_options(environment))
+        _apply_all(out, environment, cloudformation)
+        return read_outputs(cloudformation, name)
+    except (BotoCoreError, ClientError) as exc:
+        raise DeploymentFailed(f"a request to the emulator failed: {exc}") from exc
+
+
+def _apply_all(out: Path, environment: Mapping[str, str], cloudformation: Any) -> None:
     options = client_options(environment)
     parameters = boto3.client("ssm", **options)
-    cloudformation = boto3.client("cloudformation", **options)
     for stack in _stacks(out):
         properties = stack["properties"]
         template = _publish(out, properties, boto3.client("s3", **options))
@@ -89,7 +97,6 @@ def deploy(
                 {"Key": key, "Value": value} for key, value in properties.get("tags", {}).items()
             ],
         )
-    return read_outputs(cloudformation, name)
 
 
 def _stacks(out: Path) -> Iterator[dict[str, Any]]:
@@ -148,7 +155,7 @@ def _apply(cloudformation: Any, **stack: Any) -> None:
             words = str(exc)
             if "No updates are to be performed" in words:
                 return
-            if "does not exist" not in words:
+            if f"[{name}] does not exist" not in words:
                 raise
             cloudformation.create_stack(**stack)
             kind = "create"

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -69,26 +69,20 @@ _attach_handlers = catching_logs.__enter__
 _SHOWN_SECONDS: Final = 0.005
 
 
-@lru_cache(maxsize=1)
-def _own_loggers(_: int) -> list[logging.Logger]:
-    """Return the loggers that do not propagate, for one number of loggers.
+def _attach_to_few(self: catching_logs[logging.Handler]) -> logging.Handler:
+    """Attach pytest's handler of logs, but not to the loggers of torch, which have their own.
 
-    Those of torch, about forty, have separate handlers.
+    There are about forty of them, and each test attaches handlers six times.
     """
-    return [
+    if self.level is not None:
+        return _attach_handlers(self)
+    own = [
         logger
         for name, logger in logging.root.manager.loggerDict.items()
         if isinstance(logger, logging.Logger)
         and not (logger.propagate or name.startswith(("torch", "strobelight", "c10d")))
     ]
-
-
-def _attach_to_few(self: catching_logs[logging.Handler]) -> logging.Handler:
-    """Attach pytest's handler of logs without looking at every logger, six times per test."""
-    if self.level is not None:
-        return _attach_handlers(self)
-    loggers = [logging.root, *_own_loggers(len(logging.root.manager.loggerDict))]
-    self.attached_loggers = [it for it in loggers if it is logging.root or not it.propagate]
+    self.attached_loggers = [logging.root, *own]
     for logger in self.attached_loggers:
         logger.addHandler(self.handler)
     return self.handler

@@ -10,11 +10,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
-from tests import process_state
+from tests import conftest, process_state
 from tests.process_state import ProcessState
 from tidemill.engine.kernels.backends import reference_kernels
 from tidemill.handler.observability import logger
@@ -115,18 +117,49 @@ def test_the_state_of_a_lambda_invocation_is_forgotten() -> None:
     assert not {"correlation_id", "function_name"} & logger.registered_formatter.log_format.keys()
 
 
+OWN_LOGGER = logging.getLogger("tests.own")
+
+
 @pytest.fixture
 def own_logger() -> Iterator[logging.Logger]:
-    """A logger that does not propagate."""
-    logger = logging.getLogger("tests.own")
-    logger.propagate = False
-    yield logger
-    logger.propagate = True
+    """A logger that no longer propagates."""
+    OWN_LOGGER.propagate = False
+    yield OWN_LOGGER
+    OWN_LOGGER.propagate = True
 
 
 def test_records_of_a_logger_that_does_not_propagate_are_captured(
     own_logger: logging.Logger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The quick attachment of pytest's handlers finds loggers that exist when a phase starts."""
+    """The quick attachment of pytest's handlers finds those that do not when a phase starts."""
     own_logger.warning("seen")
     assert caplog.messages == ["seen"]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "reported"),
+    [
+        ("passed passed passed", "call"),
+        ("passed passed failed", "setup call teardown"),
+        ("passed failed passed", "setup call teardown"),
+        ("passed skipped passed", "setup call teardown"),
+        ("failed passed", "setup teardown"),
+    ],
+)
+def test_a_process_reports_all_phases_unless_they_pass(
+    outcomes: str, reported: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test that passes is one report; any other has those that pytest itself would make."""
+    words = outcomes.split()
+    phases = ["setup", "call", "teardown"] if len(words) == 3 else ["setup", "teardown"]
+    reports = [
+        SimpleNamespace(when=phase, outcome=word, passed=word == "passed", duration=0.0)
+        for phase, word in zip(phases, words, strict=True)
+    ]
+    sent: list[str] = []
+    hooks = SimpleNamespace(pytest_runtest_logreport=lambda report: sent.append(report.when))
+    config = SimpleNamespace(workerinput={})
+    monkeypatch.setattr(conftest, "runtestprotocol", lambda _, **__: reports)
+    item = cast("pytest.Item", SimpleNamespace(config=config, ihook=hooks))
+    assert conftest.pytest_runtest_protocol(item, None)
+    assert sent == reported.split()

@@ -324,6 +324,16 @@ def test_a_change_of_ours_installs_no_packages(
 
 
 @pytest.mark.usefixtures("uncompiled")
+def test_a_service_that_is_called_from_now_on_is_described(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The packages of earlier bundles lack its description in botocore."""
+    assert not (build("arm64", tmp_path) / "botocore/data/ec2").exists()
+    monkeypatch.setattr(bundles, "_SERVICES", {"s3", "ec2"})
+    assert (build("arm64", tmp_path) / "botocore/data/ec2").exists()
+
+
+@pytest.mark.usefixtures("uncompiled")
 def test_another_source_processor_or_python_makes_another_bundle(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from infra.config import DEFAULT_PATH
 from localstack import stacks
+from localstack.ministack import environment_for, free_port
 from localstack.processes import ROOT
 from tests.emulators import Emulator
 
@@ -61,10 +62,26 @@ def test_a_stack_is_created_then_updated(ministack: Emulator) -> None:
     assert apply(_template(One=queue)) == ["One"]
     assert apply(_template(One=queue, Two=queue)) == ["One", "Two"]
     for kind, where in (("Stack", "not deployed: Three: "), ("Nothing", "be deployed: .*Nothing")):
-        broken = {"Type": f"AWS::CloudFormation::{kind}"}
-        broken |= {"Properties": {"TemplateURL": "http://127.0.0.1/none"}}
+        properties = {"TemplateURL": "http://127.0.0.1/none"}
+        broken = {"Type": f"AWS::CloudFormation::{kind}", "Properties": properties}
         with pytest.raises(stacks.DeploymentFailed, match=rf"the stack applied .*{where}"):
             apply(_template(One=queue, Three=broken))
+
+
+def test_an_emulator_that_ends_during_a_deployment_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its remaining requests fail, whichever they are; the error has the address."""
+    url = f"http://127.0.0.1:{free_port()}"
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    stack = {"type": "aws:cloudformation:stack", "properties": {"templateFile": "x.template.json"}}
+    (tmp_path / "manifest.json").write_text(json.dumps({"artifacts": {"Data": stack}}))
+    place = {"bucketName": "assets", "objectKey": "x"}
+    file = {"source": {"path": "x.template.json"}, "destinations": {"here": place}}
+    (tmp_path / "x.assets.json").write_text(json.dumps({"files": {"x": file}}))
+    monkeypatch.setattr(stacks, "synthesise", lambda *_, **__: tmp_path)
+    with pytest.raises(stacks.DeploymentFailed, match=rf"emulator failed: .*{url}"):
+        stacks.deploy(environment_for(url), tmp_path, config=DEFAULT_PATH, name="x")
 
 
 @pytest.mark.long  # starts the CDK's command, which takes seconds
