@@ -91,7 +91,7 @@ class EncoderRunner:
     def launch(self, sequences: Sequence[TokenSequence]) -> LaunchedEncoding:
         """Launch a step; nothing waits for the device."""
         model, graphs = self._model, self._graphs
-        if (kind := sequences[0].output) != "pooled":
+        if (kind := sequences[0].request.output) != "pooled":
             model, graphs = model.giving(kind), None
         arrays = batch_arrays(sequences, wanted_by(model), model)
         if graphs is not None and graphs.can_run(arrays):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import struct
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,12 +16,13 @@ from numpy.typing import NDArray
 from tidemill.protocol.contract import EngineStats
 from tidemill.protocol.errors import InternalError, RequestError
 
-from ..model.encoders.forward import TokenSequence
+from ..model.encoders.forward import TokenSequence, pack_ids, token_counts
 from ..model.encoders.loaded_encoder import LoadedEncoder
 from ..scheduling.admission import UrgentQueue
 from ..scheduling.encoding import EncodingRequest, EncodingResult
 from ..scheduling.step_budget import StepTokenLimit
 from ..scheduling.step_failures import HALF, NO_ATTEMPTS, Attempts, Reliability
+from ..scheduling.token_logprobs import NO_LOGPROBS
 from .core import StepOutput
 from .cuda_graphs import Capture
 from .device_health import Failure, attempt, probe, refuse_machine_failure, run_canaries
@@ -54,36 +53,40 @@ logger = logging.getLogger(__name__)
 # Waiting requests are sorted in windows of this number of steps: a larger window makes steps more
 # even, and makes the oldest requests wait longer.
 WINDOW_STEPS = 16
-_NO_TOKENS: list[int] = []
-
-
-@cache
-def _packer(length: int) -> Callable[..., bytes]:
-    """Return the function that packs this number of token ids as int32."""
-    return struct.Struct(f"{length}i").pack
 
 
 @dataclass(slots=True, eq=False)
-class RunningEncoding:
-    """One request and its result."""
+class RunningEncoding(TokenSequence):
+    """One request and its result, and the later requests of the same result: it runs for all."""
 
-    request: EncodingRequest
     values: NDArray[np.float32] | None = None
     error: RequestError | None = None
+    repeats: list[RunningEncoding] | None = None
+    is_aborted: bool = False
 
     def result(self) -> EncodingResult:
         """Return the result, once finished; raise the request's `RequestError` if it failed."""
         if self.error is not None:
             raise self.error
         assert self.values is not None
-        return EncodingResult(self.values, len(self.request.token_ids))
+        return EncodingResult(self.values, self.num_tokens)
+
+    @property
+    def items(self) -> list[RunningEncoding]:
+        """Return the requests that wait for its result."""
+        return [*(() if self.is_aborted else (self,)), *(self.repeats or ())]
+
+    def abort(self, unwanted: AbstractSet[object]) -> None:
+        """Drop the requests that are in `unwanted`; it still runs for the others."""
+        self.is_aborted = self.is_aborted or self in unwanted
+        self.repeats = [item for item in self.repeats or () if item not in unwanted]
 
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """Groups that run together, and their failed attempts."""
+    """Sequences that run together, and their failed attempts."""
 
-    groups: list[_Group]
+    sequences: list[RunningEncoding]
     attempts: Attempts = NO_ATTEMPTS
 
     @property
@@ -93,19 +96,16 @@ class _Step:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(group.token_ids) for group in self.groups)
+        return sum(sequence.num_tokens for sequence in self.sequences)
 
     def halves(self) -> list[_Step]:
-        """Return the groups as two steps, in the order in which they run."""
-        half = len(self.groups) // 2
-        return [_Step(groups, HALF) for groups in (self.groups[:half], self.groups[half:])]
+        """Return the sequences as two steps, in the order in which they run."""
+        half = len(self.sequences) // 2
+        return [_Step(own, HALF) for own in (self.sequences[:half], self.sequences[half:])]
 
-
-@dataclass(slots=True, eq=False)
-class _Group(TokenSequence):
-    """Requests with the same result: one sequence is computed for all."""
-
-    items: list[RunningEncoding] = field(default_factory=list)
+    def drop_aborted(self) -> None:
+        """Remove the sequences whose requests have all left."""
+        self.sequences = [sequence for sequence in self.sequences if sequence.items]
 
 
 class _Flight(NamedTuple):
@@ -163,7 +163,7 @@ class EncodingCore:
                 f"The excluded prompt has {request.num_skipped} of the input's {length} tokens: "
                 "no token is left for the vector."
             )
-        item = RunningEncoding(request)
+        item = RunningEncoding(request, pack_ids(request.token_ids))
         if request.priority is None:
             self._waiting.append(item)
         else:
@@ -187,7 +187,7 @@ class EncodingCore:
         self._steps.popleft()
         self._num_steps += 1
         began = time.perf_counter()
-        launched = attempt(lambda: self._runner.launch(step.groups))
+        launched = attempt(lambda: self._runner.launch(step.sequences))
         self._launch_seconds += time.perf_counter() - began
         if isinstance(launched, Failure):
             if not self._flights:
@@ -204,11 +204,11 @@ class EncodingCore:
         self._urgent.remove(unwanted)
         failed = () if self._failed is None else (self._failed[0],)
         for step in (*self._steps, *failed, *(flight.step for flight in self._flights)):
-            for group in step.groups:
-                group.items = [item for item in group.items if item not in unwanted]
+            for sequence in step.sequences:
+                sequence.abort(unwanted)
         self._drop_empty()
         steps = (*self._steps, *failed, *(flight.step for flight in self._flights))
-        self._num_running = sum(len(group.items) for step in steps for group in step.groups)
+        self._num_running = sum(len(one.items) for step in steps for one in step.sequences)
 
     def stats(self) -> EngineStats:
         """Return counts of running, waiting and finished work; callable from another thread."""
@@ -242,11 +242,11 @@ class EncodingCore:
             return self._follow_up(step, values)
         self._step_limit.note_fit()
         self._reliability.note_good(step.attempts)
-        return self._finish(step.groups, values)
+        return self._finish(step.sequences, values)
 
     def _follow_up(self, step: _Step, failure: Failure) -> list[StepOutput[EncodingResult]]:
-        step.groups = [group for group in step.groups if group.items]
-        if not step.groups:
+        step.drop_aborted()
+        if not step.sequences:
             return []
         if failure.is_for_want_of_memory:
             return self._make_room(step, failure)
@@ -255,10 +255,10 @@ class EncodingCore:
         return self._try_again(step, failure)
 
     def _drop_empty(self) -> None:
-        """Remove groups whose requests have all left from the remaining steps."""
+        """Remove sequences whose requests have all left from the remaining steps."""
         for step in self._steps:
-            step.groups = [group for group in step.groups if group.items]
-        self._steps = deque(step for step in self._steps if step.groups)
+            step.drop_aborted()
+        self._steps = deque(step for step in self._steps if step.sequences)
 
     def _admit(self, waiting: _Waiting) -> None:
         """Run the first waiting items next."""
@@ -267,55 +267,52 @@ class EncodingCore:
         self._steps.extendleft(reversed(packed))
         self._num_running += num_waiting - len(waiting)
 
-    def _next_window(self, waiting: _Waiting) -> list[_Group]:
-        """Take enough of the first waiting items for a window of steps."""
+    def _next_window(self, waiting: _Waiting) -> list[RunningEncoding]:
+        """Take enough of the first waiting items for a window of steps; return those that run."""
         left = WINDOW_STEPS * self._step_limit.tokens
         has_types = self._model.num_types > 1
-        groups: dict[Hashable, _Group] = {}
+        sequences: dict[Hashable, RunningEncoding] = {}
         while waiting and left > 0:
             item = waiting.popleft()
             request = item.request
-            length, num_skipped = len(request.token_ids), request.num_skipped
-            packed = _packer(length)(*request.token_ids)
-            types = None
-            if has_types and request.type_ids is not None and any(request.type_ids):
-                types = np.array(request.type_ids, np.int32)
+            num_skipped, schema, output = request.num_skipped, request.schema, request.output
+            type_ids = request.type_ids if has_types and request.has_types else None
             # Bytes alone are the key of most: a tuple takes longer to make and to hash.
-            key: Hashable = packed
-            schema, output = request.schema, request.output
-            if types is not None or num_skipped or schema is not None or output != "pooled":
-                own_types = None if types is None else types.tobytes()
-                key = (packed, own_types, num_skipped, schema, output)
-            if (group := groups.get(key)) is not None:
-                group.items.append(item)
-                continue
-            ids = np.frombuffer(packed, np.int32)
-            groups[key] = _Group(ids, types, num_skipped, schema, output, [item])
-            left -= length
-        return list(groups.values())
+            key: Hashable = item.packed_ids
+            if type_ids is not None or num_skipped or schema is not None or output != "pooled":
+                types = None if type_ids is None else tuple(type_ids)
+                key = (key, types, num_skipped, schema, output)
+            if (first := sequences.setdefault(key, item)) is item:
+                left -= item.num_tokens
+            elif first.repeats is None:
+                first.repeats = [item]
+            else:
+                first.repeats.append(item)
+        return list(sequences.values())
 
-    def _packed(self, groups: list[_Group]) -> Iterable[_Step]:
-        """Yield steps of groups; those of each kind of output have separate steps."""
-        apart = [group for group in groups if group.output != "pooled"]
-        if apart:
-            groups = [group for group in groups if group.output == "pooled"]
-            for kind in sorted({group.output for group in apart}):
-                yield from self._packed_alike([group for group in apart if group.output == kind])
-        yield from self._packed_alike(groups)
-
-    def _packed_alike(self, groups: list[_Group]) -> Iterable[_Step]:
-        lengths = np.array([len(group.token_ids) for group in groups], np.int64)
-        steps = pack_steps(lengths, self._step_limit.tokens, self._max_sequences)
-        return (_Step([groups[index] for index in step]) for step in steps)
+    def _packed(self, sequences: list[RunningEncoding]) -> Iterable[_Step]:
+        """Yield steps of sequences; those of each kind of output have separate steps."""
+        kinds = {sequence.request.output for sequence in sequences}
+        for kind in sorted(kinds, key=lambda kind: (kind == "pooled", kind)):
+            alike = sequences
+            if len(kinds) > 1:
+                alike = [sequence for sequence in sequences if sequence.request.output == kind]
+            counts, most = token_counts(alike), self._step_limit.tokens
+            for step in pack_steps(counts, most, self._max_sequences):
+                yield _Step([alike[index] for index in step.tolist()])
 
     def _has_finite_values(self, token_id: int) -> bool:
         """Run a canary of one token; return whether its values are finite."""
         self._num_steps += 1
-        launched = self._runner.launch([TokenSequence(np.array([token_id], np.int32))])
+        launched = self._runner.launch(
+            [TokenSequence(EncodingRequest([token_id]), pack_ids([token_id]))]
+        )
         return bool(np.isfinite(launched.wait()[0]).all())
 
     def _finish(
-        self, groups: list[_Group], values: Sequence[NDArray[np.float32]] | NDArray[np.float32]
+        self,
+        sequences: list[RunningEncoding],
+        values: Sequence[NDArray[np.float32]] | NDArray[np.float32],
     ) -> list[StepOutput[EncodingResult]]:
         is_finite: list[bool]
         if isinstance(values, np.ndarray):
@@ -325,60 +322,63 @@ class EncodingCore:
             is_finite = [bool(np.isfinite(row).all()) for row in values]
         if not any(is_finite):
             run_canaries(self._has_finite_values, self._model.vocab_size)
-        outputs: list[StepOutput[EncodingResult]] = []
-        num_prompt = num_cached = 0
-        for group, row, is_number in zip(groups, values, is_finite, strict=True):
-            items = group.items
-            if not items:  # they have left in the meantime
-                continue
+        finished: list[RunningEncoding] = []
+        for sequence, row, is_number in zip(sequences, values, is_finite, strict=True):
+            items = [sequence]
+            if sequence.repeats or sequence.is_aborted:
+                items = sequence.items
+                self._cached_tokens += sequence.num_tokens * max(0, len(items) - 1)
             for item in items:
                 item.values = row
-                outputs.append(StepOutput(item, _NO_TOKENS, is_finished=True))
                 if not is_number:
                     item.error = InternalError("The model's output for this request is not finite.")
-            num_tokens, count = len(group.token_ids), len(items)
-            num_prompt += num_tokens * count
-            num_cached += num_tokens * (count - 1)
-        self._prompt_tokens += num_prompt
-        self._cached_tokens += num_cached
-        self._num_running -= len(outputs)
-        return outputs
+            finished += items
+        self._prompt_tokens += int(token_counts(finished).sum())
+        return self._end(finished)
 
     def _make_room(self, step: _Step, failure: Failure) -> list[StepOutput[EncodingResult]]:
         """Continue with smaller steps after one that did not fit into memory."""
         self._runner.free_memory()
         num_tokens = step.num_tokens
-        if len(step.groups) == 1:
+        if len(step.sequences) == 1:
             self._step_limit.restore()
-            return self._blame(step.groups[0], failure)
+            return self._blame(step.sequences[0], failure)
         self._step_limit.lower(num_tokens)
         logger.warning(
             "a step of %d tokens did not fit into memory: the limit is %d from now on",
             num_tokens,
             self._step_limit.tokens,
         )
-        left = [*step.groups, *(group for step in self._steps for group in step.groups)]
+        left = [*step.sequences, *(one for step in self._steps for one in step.sequences)]
         self._steps = deque(self._packed(left))
         return []
 
     def _try_again(self, step: _Step, failure: Failure) -> list[StepOutput[EncodingResult]]:
         """Run a failed step again, then its halves; a request that fails alone is to blame."""
         step.attempts = step.attempts.failed()
-        match step.attempts.next_for(len(step.groups)):
+        match step.attempts.next_for(len(step.sequences)):
             case "again":
                 self._steps.appendleft(step)
             case "halves":
                 self._steps.extendleft(reversed(step.halves()))
             case "blame":
-                return self._blame(step.groups[0], failure)
+                return self._blame(step.sequences[0], failure)
         return []
 
-    def _blame(self, group: _Group, failure: Failure) -> list[StepOutput[EncodingResult]]:
-        """Fail a group, if a canary step succeeds."""
+    def _blame(
+        self, sequence: RunningEncoding, failure: Failure
+    ) -> list[StepOutput[EncodingResult]]:
+        """Fail the requests of a sequence, if a canary step succeeds."""
         refuse_machine_failure(failure)
         run_canaries(self._has_finite_values, self._model.vocab_size)
         error = InternalError(failure.words, code=failure.code)
-        for item in group.items:
+        items = sequence.items
+        for item in items:
             item.error = error
-        self._num_running -= len(group.items)
-        return [StepOutput(item, _NO_TOKENS, is_finished=True) for item in group.items]
+        return self._end(items)
+
+    def _end(self, items: list[RunningEncoding]) -> list[StepOutput[EncodingResult]]:
+        """Return the last output of each of some requests."""
+        self._num_running -= len(items)
+        others: tuple[object, ...] = ([], True, NO_LOGPROBS, NO_LOGPROBS, None)
+        return [StepOutput._make((item, *others)) for item in items]

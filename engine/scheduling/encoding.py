@@ -43,6 +43,11 @@ class EncodingRequest:
     schema: SchemaSpans | None = None
     output: EncodingOutput = "pooled"
 
+    @property
+    def has_types(self) -> bool:
+        """Return whether a token belongs to a segment after the first."""
+        return self.type_ids is not None and any(self.type_ids)
+
 
 @dataclass(frozen=True, slots=True)
 class EncodingResult:

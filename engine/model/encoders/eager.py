@@ -167,9 +167,10 @@ def _check_activation(name: str, config: Any) -> None:
 def _answer(
     module: Any, sequence: TokenSequence, *, device: torch.device, is_classifier: bool
 ) -> EncoderOutput:
-    ids = torch.from_numpy(sequence.token_ids).to(device)[None]
-    types = None if sequence.type_ids is None else torch.from_numpy(sequence.type_ids).to(device)
-    inputs = inputs_of(ids, None if types is None else types[None])
+    request = sequence.request
+    ids = torch.tensor([request.token_ids], device=device)
+    types = None if request.type_ids is None else torch.tensor([request.type_ids], device=device)
+    inputs = inputs_of(ids, types)
     base = module.base_model if is_classifier else module
     hidden = base(**inputs).last_hidden_state[0].float()
     return EncoderOutput(hidden, module(**inputs).logits[0].float() if is_classifier else None)

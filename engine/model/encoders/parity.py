@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from ...scheduling.encoding import EncodingRequest
 from ..native import TOLERANCE, ParityResult
 from ..parity.logits import is_rounding, parity_tokens
 from .eager import EncoderOutput
-from .forward import TokenSequence, hidden_states, num_pages, run
+from .forward import TokenSequence, hidden_states, num_pages, pack_ids, run
 from .loaded_encoder import LoadedEncoder
 from .position_bias import FARTHEST
 
@@ -26,14 +26,13 @@ LEAST_LOGIT = 1.0
 def parity_sequences(model: LoadedEncoder) -> list[TokenSequence]:
     """Return sequences of random tokens: long and short ones, one of two segments."""
     windows = [FARTHEST if shape.position_bias else shape.window for shape in model.shapes]
-    tokens = parity_tokens(model.vocab_size, windows).numpy().astype(np.int32)
-    tokens = tokens[: model.max_model_len]
+    tokens = parity_tokens(model.vocab_size, windows)[: model.max_model_len].tolist()
     cut = len(tokens) // 3 + 1
-    sequences = [TokenSequence(part) for part in (tokens, tokens[:1], tokens[-cut:], tokens)]
+    requests = [EncodingRequest(part) for part in (tokens, tokens[:1], tokens[-cut:], tokens)]
     if model.num_types > 1:
-        types = (np.arange(cut) > cut // 2).astype(np.int32)
-        sequences.append(TokenSequence(tokens[:cut], types))
-    return sequences
+        types = [int(place > cut // 2) for place in range(cut)]
+        requests.append(EncodingRequest(tokens[:cut], types))
+    return [TokenSequence(request, pack_ids(request.token_ids)) for request in requests]
 
 
 def check_parity(
@@ -69,7 +68,7 @@ def compute_outputs(
     model: LoadedEncoder, sequences: Sequence[TokenSequence]
 ) -> list[EncoderOutput]:
     """Return a model's output for sequences that run together."""
-    lengths = [len(sequence.token_ids) for sequence in sequences]
+    lengths = [sequence.num_tokens for sequence in sequences]
     attention = model.attention(num_pages(model, sum(lengths), len(lengths)), len(lengths))
     hidden = hidden_states(model, attention, sequences).float()
     if model.pooler.is_sparse:
