@@ -299,20 +299,20 @@ def _vector_of(item: Mapping[str, Any], type_code: str | None) -> Vector | None:
     return found if isinstance(found, list) and _are_numbers(found) else None
 
 
-def _are_numbers(found: Collection[object]) -> bool:
+def _are_numbers(found: Collection[Any]) -> bool:
     """Return whether all values are numbers with a finite sum."""
     if not set(map(type, found)) <= {int, float}:
         return False
     try:
-        return math.isfinite(math.fsum(found))  # type: ignore[arg-type]
+        return math.isfinite(math.fsum(found))
     except (OverflowError, ValueError):
         return False
 
 
 def _sparse(pairs: Sequence[Mapping[str, Any]]) -> dict[int, float] | None:
     """Return the values of a sparse vector by index; None if it is malformed."""
-    indexes = [pair.get("index") for pair in pairs]
-    values = [pair.get("value") for pair in pairs]
+    indexes: list[Any] = [pair.get("index") for pair in pairs]
+    values: list[Any] = [pair.get("value") for pair in pairs]
     if not all(type(index) is int for index in indexes) or not _are_numbers(values):
         return None
     return dict(zip(indexes, values, strict=True))
