@@ -186,11 +186,12 @@ class Engine:
         """
         import numpy as np
 
-        params |= {"task": "token_embed"}
-        return [
-            np.array(item["data"], np.float32)
-            for item in items_of(self.answer_many, texts, _POOLING, params, progress=progress)
-        ]
+        params |= {"task": "token_embed", "encoding_format": "float"}
+        # Several long texts would have more numbers than a response may have.
+        items = items_of(
+            self.answer_many, texts, _POOLING, params, progress=progress, per_request=1
+        )
+        return [np.array(item["data"], np.float32) for item in items]
 
     def classify(
         self, texts: Iterable[Text], *, progress: bool = True, **params: Any

@@ -11,7 +11,7 @@ from tidemill.protocol.validation import short_repr
 from .errors import RequestFailed
 from .progress import progress_of
 
-_TEXTS_PER_REQUEST: Final = 64
+TEXTS_PER_REQUEST: Final = 64
 
 Text = str | tuple[str, str]
 """A text, or a pair of texts."""
@@ -24,15 +24,16 @@ def items_of(
     params: Mapping[str, Any],
     *,
     progress: bool,
+    per_request: int = TEXTS_PER_REQUEST,
 ) -> Iterator[dict[str, Any]]:
     """Yield the item of each text, with the `labels` of its body; raises RequestFailed.
 
-    `answer_many` is the engine's.
+    `answer_many` is the engine's; it gets `per_request` texts at a time.
     """
     if isinstance(texts, str):
         raise TypeError("`texts` must be a list of texts, not one text")
     remaining, bodies = iter(texts), []
-    while some := list(islice(remaining, _TEXTS_PER_REQUEST)):
+    while some := list(islice(remaining, per_request)):
         bodies.append({**params, "input": [*map(_input_of, some)]})
     num_texts = sum(len(body["input"]) for body in bodies)
     with progress_of("texts", num_texts, is_wanted=progress) as shown:

@@ -89,17 +89,22 @@ def error_response(error: RequestError, path: str) -> Response:
 
 
 async def reply_response(reply: Reply) -> Response:
-    """Return the response for an engine reply; a long one is printed in a thread, in parts.
+    """Return the response for an engine reply; its body is empty afterwards if it is long."""
+    return await printed_response(reply.body, reply)
 
-    Its body is empty afterwards: a slow client keeps only the printed bytes in memory.
+
+async def printed_response(body: object, reply: Reply) -> Response:
+    """Return the response with the body made of a reply; a long one is printed in a thread.
+
+    It is empty afterwards: a slow client keeps only the printed bytes in memory.
     """
     if not reply.is_long:
-        return json_response(reply.body, reply.status_code)
-    data = await asyncio.to_thread(_print_and_discard, reply.body)
+        return json_response(body, reply.status_code)
+    data = await asyncio.to_thread(_print_and_discard, body)
     return Response(data, reply.status_code, media_type="application/json")
 
 
-def _print_and_discard(body: dict[str, Any]) -> bytes:
+def _print_and_discard(body: object) -> bytes:
     data = print_json(body)
     discard(body)
     return data

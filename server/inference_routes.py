@@ -36,7 +36,7 @@ from tidemill.protocol.validation import parse
 
 from .context import ServerContext
 from .disconnect import run_until_disconnect
-from .errors import internal_error, json_response, reply_response
+from .errors import internal_error, printed_response, reply_response
 from .request_bodies import new_request_id
 from .sse import COMMENT, MEDIA_TYPE, named_events, sse_events, stream_response
 
@@ -82,7 +82,7 @@ class SparseRoute:
 async def _sparse_response(reply: Reply) -> Response:
     if reply.status_code != 200:
         return await reply_response(reply)
-    return json_response([item["data"] for item in reply.body["data"]])
+    return await printed_response([item["data"] for item in reply.body["data"]], reply)
 
 
 class InferenceRoute:

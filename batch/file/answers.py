@@ -6,10 +6,10 @@ import json
 import math
 import struct
 from base64 import b64decode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import mul
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from tidemill.protocol.embeddings import TYPE_CODES
 
@@ -24,6 +24,10 @@ _CALLS: Final = {
 }
 
 
+Vector: TypeAlias = Sequence[float] | Mapping[int, float]
+"""Numbers of a vector, of the vectors of all tokens, or of a sparse vector by index."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """Texts of all choices, or numbers: each vector, or all scores; decisions and labels have both.
@@ -32,7 +36,7 @@ class Answer:
     """
 
     texts: tuple[str, ...] = ()
-    vectors: tuple[Sequence[float], ...] = ()
+    vectors: tuple[Vector, ...] = ()
     finish_reasons: tuple[str, ...] = ()
     num_tokens: int | None = None
 
@@ -118,7 +122,9 @@ def common_prefix(a: str, b: str) -> int:
 
 
 def _texts_of(answer: Answer) -> tuple[str, ...]:
-    return answer.texts or tuple(_json([*vector]) for vector in answer.vectors)
+    return answer.texts or tuple(
+        _json(vector if isinstance(vector, dict) else [*vector]) for vector in answer.vectors
+    )
 
 
 def _text_of(choice: Mapping[str, Any]) -> str:
@@ -254,7 +260,7 @@ def probabilities_of(answer: Mapping[str, Any]) -> Mapping[Any, float]:
     return {item.get("label", item["value"]): item["probability"] for item in shares}
 
 
-def _vectors_of(body: Mapping[str, Any]) -> tuple[Sequence[float], ...]:
+def _vectors_of(body: Mapping[str, Any]) -> tuple[Vector, ...]:
     """Return the embeddings, or one-dimensional vectors for scores; empty if any is malformed.
 
     Of a `/v2/embed` body they are those of the first type.
@@ -265,7 +271,8 @@ def _vectors_of(body: Mapping[str, Any]) -> tuple[Sequence[float], ...]:
     dtype = body.get("output_dtype", "float")
     code = TYPE_CODES.get(dtype) if isinstance(dtype, str) else None
     vectors = [_vector_of(item, code) for item in items]
-    return tuple(vector for vector in vectors if vector is not None) if all(vectors) else ()
+    known = [vector for vector in vectors if vector or isinstance(vector, dict)]
+    return tuple(known) if len(known) == len(vectors) else ()
 
 
 def _spans_of(body: Mapping[str, Any]) -> tuple[str, ...]:
@@ -275,7 +282,7 @@ def _spans_of(body: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(_json(item["spans"]) for item in items) if has_spans else ()
 
 
-def _labels_of(body: Mapping[str, Any], vectors: Sequence[Sequence[float]]) -> tuple[str, ...]:
+def _labels_of(body: Mapping[str, Any], vectors: Sequence[Vector]) -> tuple[str, ...]:
     """Return the label of each text with its number; empty for vectors and scores."""
     return tuple(
         f"{_as_text(item['label'])} ({max(vector):.3f})"
@@ -284,31 +291,43 @@ def _labels_of(body: Mapping[str, Any], vectors: Sequence[Sequence[float]]) -> t
     )
 
 
-def _vector_of(item: Mapping[str, Any], type_code: str | None) -> Sequence[float] | None:
+def _vector_of(item: Mapping[str, Any], type_code: str | None) -> Vector | None:
     found = item.get("embedding", item.get("probs"))
     if found is None and item.get("object") == "pooling":
-        found = [*_numbers_in(item.get("data"))] if type_code == "f" else None
+        found = item.get("data")
+        if isinstance(found, list) and all(isinstance(pair, dict) for pair in found):
+            return _sparse(found)
+        found = found if isinstance(found, str) else [*_numbers_in(found)]
     if found is None:
         found = [item.get("score", item.get("relevance_score"))]
     if isinstance(found, str):
         found = _decoded(found, type_code)
-    if not isinstance(found, list) or not set(map(type, found)) <= {int, float}:
-        return None
+    return found if isinstance(found, list) and _are_numbers(found) else None
+
+
+def _are_numbers(found: Collection[Any]) -> bool:
+    """Return whether all values are numbers with a finite sum."""
+    if not set(map(type, found)) <= {int, float}:
+        return False
     try:
-        return found if math.isfinite(math.fsum(found)) else None
+        return math.isfinite(math.fsum(found))
     except (OverflowError, ValueError):
+        return False
+
+
+def _sparse(pairs: Sequence[Mapping[str, Any]]) -> dict[int, float] | None:
+    """Return the values of a sparse vector by index; None if it is malformed."""
+    indexes: list[Any] = [pair.get("index") for pair in pairs]
+    values: list[Any] = [pair.get("value") for pair in pairs]
+    if not all(type(index) is int for index in indexes) or not _are_numbers(values):
         return None
+    return dict(zip(indexes, values, strict=True))
 
 
 def _numbers_in(data: object) -> Iterator[object]:
-    """Yield the numbers of `/pooling` in order, with the indexes of a sparse vector."""
-    if isinstance(data, dict):
-        yield from (data.get("index"), data.get("value"))
-    elif isinstance(data, list):
-        for part in data:
-            yield from _numbers_in(part)
-    else:
-        yield data
+    """Yield the numbers of a vector, or of the vectors of tokens one after the other."""
+    for part in data if isinstance(data, list) else [data]:
+        yield from part if isinstance(part, list) else [part]
 
 
 def _items_by_index(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -331,16 +350,22 @@ def _decoded(text: str, type_code: str | None) -> list[float] | None:
         return None
 
 
-def _number_difference(
-    a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]
-) -> NumberDifference:
-    pairs = [*zip(a, b, strict=False)]
+def _number_difference(a: Sequence[Vector], b: Sequence[Vector]) -> NumberDifference:
+    pairs = [_aligned(one, other) for one, other in zip(a, b, strict=False)]
     if len(a) != len(b) or any(len(one) != len(other) for one, other in pairs):
         return NumberDifference(None, None)
     gaps = (abs(x - y) for one, other in pairs for x, y in zip(one, other, strict=True))
     cosines = [_cosine(one, other) for one, other in pairs]
     known = [cosine for cosine in cosines if cosine is not None]
     return NumberDifference(max(gaps, default=None), min(known, default=None))
+
+
+def _aligned(a: Vector, b: Vector) -> tuple[Sequence[float], Sequence[float]]:
+    """Return the numbers of two vectors in the same order; sparse ones are 0 elsewhere."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        indexes = a.keys() | b.keys()
+        return [a.get(index, 0.0) for index in indexes], [b.get(index, 0.0) for index in indexes]
+    return [*a], [*b]
 
 
 def _cosine(a: Sequence[float], b: Sequence[float]) -> float | None:

@@ -376,7 +376,7 @@ def _check_pooling(params: Mapping[str, Any]) -> None:
             f"{POOLING.name} needs `params.task` in tables: {', '.join(POOLED_TASKS)}; for a "
             f"vector or labels of each row use {EMBEDDINGS.name} or {CLASSIFY.name}"
         )
-    if params.get("encoding_format") not in {None, "float"}:
+    if params.get("encoding_format") not in (None, "float"):  # which may be a list
         raise RecipeError("`params.encoding_format` does not support tables: remove it")
 
 

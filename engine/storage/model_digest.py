@@ -33,6 +33,9 @@ _SPEED_ONLY: Final = frozenset(
 _MODEL_SUFFIXES: Final = frozenset(
     {".gguf", ".jinja", ".json", ".model", ".safetensors", ".tiktoken", ".txt"}
 )
+_MODEL_FILES: Final = frozenset({"artifact.metadata", "colbert_linear.pt", "sparse_linear.pt"})
+"""Other files: the settings of ColBERT and the heads of BGE-M3."""
+
 _RUN_CARD: Final = ".card.json"
 _WHOLE_BYTES: Final = 4 * 2**20
 _HEAD_BYTES: Final = 2**16
@@ -114,12 +117,8 @@ def sampled_digest(folder: Path) -> str | None:
             name = path.relative_to(folder)
             is_hidden = any(part.startswith(".") for part in name.parts)
             is_of_run = path.name.endswith(_RUN_CARD)  # of rows that were written to the folder
-            if (
-                path.suffix.lower() not in _MODEL_SUFFIXES
-                or is_hidden
-                or is_of_run
-                or not path.is_file()
-            ):
+            is_model = path.suffix.lower() in _MODEL_SUFFIXES or path.name in _MODEL_FILES
+            if not is_model or is_hidden or is_of_run or not path.is_file():
                 continue
             size = path.stat().st_size
             digest.update(f"{name.as_posix()} {size}\n".encode(errors="surrogatepass"))

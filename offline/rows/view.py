@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple
 
-from tidemill.batch.file.answers import answer_of
+from tidemill.batch.file.answers import Vector, answer_of
 from tidemill.batch.file.formats import open_lines
 from tidemill.batch.file.lines import FormatError, LineError, parse_line, read_lines
 from tidemill.batch.file.request_text import request_text
@@ -20,7 +21,7 @@ from ..files.source import Source
 
 _MIN_COLUMNS_OF_TWO = 80
 _MAX_ID_CHARS = 80
-_MAX_NUMBERS = 4
+MAX_NUMBERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,17 @@ def render_row(row: ViewedRow, max_chars: int | None) -> str:
     return "\n".join([coloured(head, "red" if row.is_failed else "blue"), *lines, ""])
 
 
+def first_numbers(vector: Vector) -> str:
+    """Return the first numbers of a vector, those of a sparse one with their indexes."""
+    if isinstance(vector, Mapping):
+        shown = [f"{index}: {vector[index]:.6g}" for index in islice(vector, MAX_NUMBERS)]
+    else:
+        shown = [f"{number:.6g}" for number in vector[:MAX_NUMBERS]]
+    if len(vector) > MAX_NUMBERS:
+        shown.append(f"… ({len(vector):,} numbers)")
+    return ", ".join(shown)
+
+
 def answer_text(row: StoredRow) -> AnswerText:
     """Return the text of an answer or error."""
     if row.body is None:
@@ -126,11 +138,7 @@ def answer_text(row: StoredRow) -> AnswerText:
     words = [*reasons]
     if answer.num_tokens is not None:
         words.append(f"{answer.num_tokens:,} tokens")
-    texts = [*answer.texts]
-    for vector in () if texts else answer.vectors:
-        first = ", ".join(f"{number:.6g}" for number in vector[:_MAX_NUMBERS])
-        more = f", … ({len(vector):,} numbers)" if len(vector) > _MAX_NUMBERS else ""
-        texts.append(f"{first}{more}")
+    texts = [*answer.texts] or [*map(first_numbers, answer.vectors)]
     if len(answer.texts) > 1:
         texts = [f"[{place}] {text}" for place, text in enumerate(texts)]
     return AnswerText(", ".join(words), "\n".join(texts), reasons)

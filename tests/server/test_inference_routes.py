@@ -18,6 +18,7 @@ from tidemill.engine.errors import EngineClosed
 from tidemill.protocol import json_bodies, json_slices
 from tidemill.protocol.contract import Reply
 from tidemill.protocol.requests import num_sequences
+from tidemill.server import errors
 from tidemill.server import sse as module
 from tidemill.server.admission import AdmissionControl
 from tidemill.server.errors import Refused
@@ -475,6 +476,8 @@ async def test_an_error_in_a_stream_of_a_response_is_an_event() -> None:
 class Sparse(HeldEngine):
     """Answers each input of `/pooling` with one pair."""
 
+    is_long = False
+
     async def answer(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Refuse an input of one empty text."""
         del request_id, created
@@ -483,10 +486,12 @@ class Sparse(HeldEngine):
             return Reply(400, {"error": {"message": "no", "type": "t", "param": "i", "code": "c"}})
         pair = {"index": 7, "value": 0.5}
         items = [{"index": at, "data": [pair]} for at, _ in enumerate(body["input"])]
-        return Reply(200, {"object": "list", "data": items})
+        return Reply(200, {"object": "list", "data": items}, is_long=self.is_long)
 
 
-async def test_sparse_vectors_have_the_form_of_text_embeddings_inference() -> None:
+async def test_sparse_vectors_have_the_form_of_text_embeddings_inference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A list of pairs for each text; the fields become those of `/pooling`."""
     engine = Sparse()
     async with site(engine=engine) as place:
@@ -497,6 +502,12 @@ async def test_sparse_vectors_have_the_form_of_text_embeddings_inference() -> No
         assert url == "/pooling"
         assert body["task"] == "embed_sparse"
         assert (body["truncate_prompt_tokens"], body["truncation_side"]) == (-1, "left")
+        engine.is_long = True
+        with monkeypatch.context() as patch:
+            patch.delattr(errors, "json_response")  # a long one is printed in a thread
+            answer = await place.client.post("/embed_sparse", json=sent)
+        assert answer.json() == [[{"index": 7, "value": 0.5}]] * 2
+        assert answer.headers["content-type"] == "application/json"
         for wrong, words in (
             ({}, "`inputs` is required"),
             ({"inputs": 7}, "`inputs` must be"),

@@ -204,8 +204,9 @@ def read_pooling_config(config: Mapping[str, Any], settings: EngineConfig) -> Po
         options.only()
         return _of_decisions(raw, files, head)
     stack = read_stack(files)
-    if stack is None and (splade := _splade_by_option(raw, files, options)) is not None:
-        return _of_sparse(raw, files, splade)
+    if (splade := _splade_by_option(raw, files, options)) is not None:
+        own = None if stack is None else stack.splade
+        return _of_sparse(raw, files, own or splade)
     task = _task(raw, settings, files, stack)
     if task in ("embed_sparse", "token_embed"):
         options.only()
@@ -372,7 +373,7 @@ def _of_first_colbert(raw: Mapping[str, Any], files: ModelFiles) -> PoolingConfi
         modules=(Dense("", hidden, width, bias=False, activation="Identity"),),
         normalize=True,
         multi_vector=MultiVector(tuple(punctuation) if skips else (), expands_queries=True),
-        prefixes=tuple(marks.values()),
+        prefixes=tuple(mark for mark in marks.values() if mark.strip()),
         **texts,
     )
 

@@ -285,11 +285,11 @@ def _vector_stack(files: ModelFiles, entries: list[tuple[str, str]], stack: Stac
     modules: list[Module] = []
     gives_scores = False
     for kind, folder in entries[1:]:
-        fields = files.fields(f"{folder}/config.json" if folder else "config.json")
+        fields = _config_of(files, folder, is_required=kind == "Pooling")
         if kind == "LogitScore" and len(entries) == 2:
             logit_score = _logit_score(fields)
         elif kind == "Pooling" and pooling is None and not modules:
-            pooling = _pooling(files, fields, folder)
+            pooling = _pooling(fields)
         elif kind == "Dense" and pooling is not None and not gives_scores:
             modules.append(_dense(fields, folder))
             gives_scores = _output(fields) == _SCORES
@@ -309,14 +309,17 @@ def _vector_stack(files: ModelFiles, entries: list[tuple[str, str]], stack: Stac
     )
 
 
-def _config_of(files: ModelFiles, folder: str) -> SavedFields:
-    return files.fields(f"{folder}/config.json" if folder else "config.json")
+def _config_of(files: ModelFiles, folder: str, *, is_required: bool = False) -> SavedFields:
+    name = f"{folder}/config.json" if folder else "config.json"
+    if is_required and not files.has(name):
+        raise files.refusal(f"{MODULES} lists {folder!r}, which has no config.json.")
+    return files.fields(name)
 
 
 def _splade(files: ModelFiles, entries: list[tuple[str, str]]) -> Splade:
     if [kind for kind, _ in entries[1:]] != ["SpladePooling"]:
         raise files.refusal(f"according to {MODULES} it has no SpladePooling after its network.")
-    fields = _config_of(files, entries[1][1])
+    fields = _config_of(files, entries[1][1], is_required=True)
     strategy = fields.text("pooling_strategy", "max")
     activation = fields.text("activation_function", "relu")
     if strategy not in ("max", "sum"):
@@ -338,7 +341,7 @@ def _multi_vector_stack(files: ModelFiles, entries: list[tuple[str, str]]) -> St
     modules: list[Module] = []
     mask: SavedFields | None = None
     for kind, folder in entries[1:]:
-        fields = _config_of(files, folder)
+        fields = _config_of(files, folder, is_required=kind == "MultiVectorMask")
         if kind in ("Dense", _PYLATE_DENSE):
             for key in ("module_input_name", "module_output_name"):
                 if fields.text(key, _TOKENS) != _TOKENS:
@@ -415,9 +418,7 @@ def _gives(form: object, output: str) -> bool:
     return isinstance(form, dict) and form.get("method_output_name", output) == output
 
 
-def _pooling(files: ModelFiles, fields: SavedFields, folder: str) -> Pooling:
-    if not files.has(f"{folder}/config.json" if folder else "config.json"):
-        raise files.refusal(f"{MODULES} lists {folder!r}, which has no config.json.")
+def _pooling(fields: SavedFields) -> Pooling:
     include_prompt = fields.flag("include_prompt", default=True)
     mode = fields.fields.get("pooling_mode")
     for key in sorted(fields.fields.keys() - _OLD_MODES.keys()):

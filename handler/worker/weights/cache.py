@@ -167,7 +167,7 @@ class _Home:
         self.snapshot.mkdir(exist_ok=True)
         for file in self.manifest.files:
             path, blob = self.snapshot / file.name, self.blob(file)
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists() and path.samefile(blob):
                 continue
             path.unlink(missing_ok=True)

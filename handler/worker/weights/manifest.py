@@ -24,10 +24,17 @@ _ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER = "adapter_model.safetensors"
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-# Configurations, tokenizers and chat templates of any family; no file with code or pickles.
+# Configurations, tokenizers and chat templates of any family; no file with code.
 _WANTED_SUFFIXES = frozenset({".jinja", ".json", ".model", ".tiktoken", ".txt"})
-# Heads of decision models, next to the weights of their networks.
-_HEADS = frozenset({"joint_head.safetensors", "readout.safetensors"})
+# Files next to the weights: heads of decision models and of BGE-M3, and ColBERT's settings.
+_HEADS = frozenset(
+    {
+        *("joint_head.safetensors", "readout.safetensors"),
+        *("sparse_linear.pt", "colbert_linear.pt", "artifact.metadata"),
+    }
+)
+# The list of a sentence-transformers model's modules, each with its files in a folder.
+_MODULES = "modules.json"
 # Files of decision models whose encoder's config and tokenizer are in separate folders.
 _NESTED = frozenset({"rl_agent_config.json", "julia_config.json"})
 _FOLDERS = ("encoder/", "tokenizer/")
@@ -128,6 +135,7 @@ def find_weights(location: Location) -> Operation[Manifest]:
             config = _ENCODER
             for folder in _FOLDERS:
                 found |= yield from _list(location, folder)
+        modules = yield from _module_files(location, found)
         if (gguf := _gguf_names(location, found)) is not None:
             tensors: Iterable[str] = gguf
         elif not found.keys() & {config, _ADAPTER_CONFIG}:
@@ -137,7 +145,8 @@ def find_weights(location: Location) -> Operation[Manifest]:
     except AwsError as exc:
         raise refusal(location, exc) from exc
     others = [name for name in found if _is_wanted(name)]
-    return Manifest(location, tuple(found[name] for name in sorted({*others, *tensors})))
+    found |= modules
+    return Manifest(location, tuple(found[name] for name in sorted({*others, *tensors, *modules})))
 
 
 def refusal(location: Location, error: AwsError) -> WeightsRefused:
@@ -213,10 +222,9 @@ def _tensor_names(location: Location, found: Mapping[str, WeightFile]) -> Operat
         raise WeightsRefused(
             f"{location} has neither {_WHOLE} nor {_INDEX}: other weight formats are not supported"
         )
-    pin = {"Bucket": location.bucket, "Key": location.prefix + _INDEX}
-    response = yield Call("s3", "get_object", pin | {"IfMatch": found[_INDEX].etag})
+    index = yield from _read(location, found[_INDEX])
     try:
-        names = sorted(set(from_json(response["Body"])["weight_map"].values()))
+        names = sorted(set(from_json(index)["weight_map"].values()))
     except (ValueError, TypeError, KeyError, AttributeError) as exc:
         raise WeightsRefused(f"{location}{_INDEX} is not an index of weights") from exc
     missing = [name for name in names if name not in found]
@@ -226,6 +234,35 @@ def _tensor_names(location: Location, found: Mapping[str, WeightFile]) -> Operat
             f"{location} lacks {what} ({len(missing)} of {len(names)} files in {_INDEX} missing)"
         )
     return [_INDEX, *names]
+
+
+def _module_files(
+    location: Location, found: Mapping[str, WeightFile]
+) -> Operation[dict[str, WeightFile]]:
+    """Return the configs and weights in the folders that a list of modules names."""
+    if _MODULES not in found:
+        return {}
+    data = yield from _read(location, found[_MODULES])
+    try:
+        paths = {PurePosixPath(module.get("path", "")) for module in from_json(data)}
+    except (ValueError, TypeError, AttributeError) as exc:
+        raise WeightsRefused(f"{location}{_MODULES} is not a list of modules") from exc
+    if any(path.is_absolute() or ".." in path.parts for path in paths):
+        raise WeightsRefused(f"{location}{_MODULES} has a path outside the model's folder")
+    files: dict[str, WeightFile] = {}
+    for path in sorted(path for path in paths if path.parts):
+        inside = yield from _list(location, f"{path}/")
+        wanted = (f"{path}/{name}" for name in (_CONFIG, _WHOLE))
+        files |= {name: inside[name] for name in wanted if name in inside}
+    return files
+
+
+def _read(location: Location, file: WeightFile) -> Operation[bytes]:
+    """Return the bytes of an object as it was listed."""
+    key = {"Bucket": location.bucket, "Key": location.prefix + file.name}
+    response = yield Call("s3", "get_object", key | {"IfMatch": file.etag})
+    body: bytes = response["Body"]
+    return body
 
 
 def _is_wanted(name: str) -> bool:

@@ -19,7 +19,7 @@ from tidemill.batch.table.result_columns import PREFIX
 
 from ...console.errors import BadInput
 from ...files.source import Source
-from ..view import ViewedRow
+from ..view import MAX_NUMBERS, ViewedRow, first_numbers
 
 _BUFFER_BYTES: Final = 2**20
 _RESULTS: Final = frozenset(
@@ -34,7 +34,8 @@ POOLED: Final = (["sparse_embedding"], ["token_embeddings"], ["token_scores"])
 _NOT_SHOWN: Final = frozenset(("finish_reason", "usage", "logprobs"))
 _IDS: Final = ("custom_id", "id")
 
-_MAX_NUMBERS: Final = 4
+_PAIR: Final = {"index", "value"}
+"""Fields of each number of a sparse vector."""
 
 
 class TableRow(NamedTuple):
@@ -199,9 +200,11 @@ def cell_text(cell: object) -> str:
         return cell
     if isinstance(cell, list) and cell and isinstance(cell[0], list) and len(cell[0]) > 1:
         return f"{cell_text(cell[0])}, … ({len(cell):,} lists)"
-    if isinstance(cell, list) and len(cell) > _MAX_NUMBERS and isinstance(cell[0], float):
-        first = ", ".join(f"{number:.6g}" for number in cell[:_MAX_NUMBERS])
-        return f"{first}, … ({len(cell):,} numbers)"
+    if isinstance(cell, list) and len(cell) > MAX_NUMBERS:
+        if isinstance(cell[0], float):
+            return first_numbers(cell)
+        if isinstance(cell[0], dict) and cell[0].keys() == _PAIR:
+            return first_numbers({pair["index"]: pair["value"] for pair in cell})
     if isinstance(cell, dict | list | int | float):
         return json.dumps(cell, ensure_ascii=False, default=str)
     return str(cell)

@@ -106,6 +106,9 @@ def test_the_sampled_digest_does_not_depend_on_the_path(
     assert sampled_digest(folder) == before
     (folder / "config.json").write_text("[]")
     assert sampled_digest(folder) != before
+    before = sampled_digest(folder)
+    (folder / "sparse_linear.pt").write_bytes(b"a head of BGE-M3")
+    assert sampled_digest(folder) != before
     (folder / "config.json").unlink()
     (folder / "config.json").symlink_to("nowhere")
     assert sampled_digest(folder) != before

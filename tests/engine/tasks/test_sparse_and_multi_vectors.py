@@ -25,6 +25,7 @@ from tidemill.engine.config import EngineConfig
 from tidemill.engine.endpoints import pooling
 from tidemill.engine.endpoints.dispatcher import Dispatcher
 from tidemill.engine.errors import ModelRefused
+from tidemill.engine.model.encoders.pooling_config import read_pooling_config
 from tidemill.engine.model.encoders.sentence_transformers import MULTI_VECTOR_TYPES
 from tidemill.engine.model.endpoint_names import endpoints_of
 
@@ -146,6 +147,17 @@ async def test_a_masked_language_model_is_splade_by_an_option(
     assert "this model supports 'embed' or 'token_embed'." in reply.body["error"]["message"]
 
 
+def test_the_option_agrees_with_the_modules_of_a_sparse_model(sparse_folder: Path) -> None:
+    """Servers of text-embeddings-inference pass it for all models; the files say more."""
+    config = json.loads((sparse_folder / "config.json").read_bytes())
+    named, unnamed = (
+        read_pooling_config(config, EngineConfig(str(sparse_folder), pooler_config=option))
+        for option in ({"pooling_type": "SPLADE"}, {})
+    )
+    assert named == unnamed
+    assert named.splade is not None
+
+
 async def test_modules_of_sparse_models_are_checked(
     sparse_folder: Path, serve: Serve, tmp_path: Path
 ) -> None:
@@ -168,6 +180,9 @@ async def test_modules_of_sparse_models_are_checked(
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "modules.json").write_bytes((sparse_folder / "modules.json").read_bytes())
     with pytest.raises(ModelRefused, match=r"its weights lack cls\.predictions\.transform\.dense"):
+        serve(folder)
+    (folder / "1_SpladePooling" / "config.json").unlink()
+    with pytest.raises(ModelRefused, match="lists '1_SpladePooling', which has no config"):
         serve(folder)
 
 
@@ -242,6 +257,11 @@ async def test_checkpoints_of_other_colbert_libraries(serve: Serve, tmp_path: Pa
     config = json.loads((first / "config.json").read_bytes())
     (first / "config.json").write_text(json.dumps({**config, "architectures": ["HF_ColBERT"]}))
     settings = {"dim": 16, "doc_maxlen": 200, "mask_punctuation": True}
+    unmarked = EngineConfig(str(first))
+    (first / "artifact.metadata").write_text(json.dumps({**settings, "query_token_id": ""}))
+    assert read_pooling_config({**config, "architectures": ["HF_ColBERT"]}, unmarked).prefixes == (
+        "[unused1]",
+    )
     (first / "artifact.metadata").write_text(json.dumps(settings))
     for folder in (pylate, first):
         served = serve(folder)

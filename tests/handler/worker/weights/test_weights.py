@@ -132,6 +132,29 @@ def test_a_decision_model_comes_with_its_folders(place: Place, described: str) -
     assert config_of(folder).read_bytes() == b"y"
 
 
+def test_a_model_of_vectors_comes_with_its_modules(place: Place) -> None:
+    """Each folder in the list has a config, and perhaps weights; some heads are next to it."""
+    place.put_all(dict.fromkeys(["config.json", "model.safetensors"], b"x"))
+    paths = ["", "1_Pooling", "deep/2_Dense", "3_Normalize"]
+    modules = json.dumps([{"idx": n, "path": path} for n, path in enumerate(paths)]).encode()
+    inside = ["1_Pooling/config.json", "deep/2_Dense/config.json", "deep/2_Dense/model.safetensors"]
+    heads = ["artifact.metadata", "colbert_linear.pt", "sparse_linear.pt"]
+    others = ["deep/2_Dense/pytorch_model.bin", "onnx/config.json", "1_Pooling/code.py"]
+    place.put_all({"modules.json": modules, **dict.fromkeys([*inside, *heads, *others], b"y")})
+    folder = place.fetch()
+    files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    wanted = ["config.json", "model.safetensors", "modules.json", *inside, *heads]
+    assert sorted(map(str, files)) == sorted(wanted)
+    for broken in (b"{", b"7", b"[7]", b'{"path": ""}', b'[{"path": 7}]'):
+        place.put_all({"modules.json": broken})
+        with pytest.raises(WeightsRefused, match=r"modules\.json is not a list of modules"):
+            place.find()
+    for outside in ("/etc", "../other", "a/../../b"):
+        place.put_all({"modules.json": json.dumps([{"path": outside}]).encode()})
+        with pytest.raises(WeightsRefused, match=r"has a path outside the model's folder"):
+            place.find()
+
+
 @pytest.mark.parametrize(
     ("url", "bucket", "prefix"),
     [
