@@ -122,6 +122,10 @@ class BatchOptions(BaseModel):
             json_schema_extra={"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY, "default": 0},
         ),
     ] = None
+    echo_fields: Annotated[
+        list[str] | None,
+        Field(description="Fields of a line next to its `body` that are copied to its row."),
+    ] = None
     recipe: Annotated[
         dict[str, Any] | None,
         Field(

@@ -62,6 +62,18 @@ RECIPE_PREFIX: Final = "recipe-"
 
 _MAX_NAME_BYTES = len(S3) + 63 + 1 + MAX_KEY_BYTES  # 63 for the bucket's name
 _MAX_COST = 10**9
+_OF_ROWS = ("id", "custom_id", "response", "error", "body")
+_MAX_ECHO_FIELDS = 16
+ECHO_FIELDS: Final = (
+    f"1 to {_MAX_ECHO_FIELDS} names of up to {MAX_METADATA_KEY_CHARS} characters, other than "
+    f"{', '.join(_OF_ROWS)}"
+)
+"""Description of valid `echo_fields`."""
+
+ECHO_OF_TABLE: Final = (
+    "`echo_fields` is not supported for tables: `keep` of the recipe copies columns to the output."
+)
+
 _URL_CHARS = re.compile(r"[!-\[\]-~]+", re.ASCII)  # printable, no space and no backslash
 _URLS = ("output_url", "error_url", "webhook_url")
 _NUMBERS = ("max_cost", "escalate_below", "target_accuracy")
@@ -71,7 +83,7 @@ _NAMES = (
     "on_invalid_line",
     *_NUMBERS,
     "strict_parameters",
-    *("escalate", "escalate_by", "priority"),
+    *("escalate", "escalate_by", "priority", "echo_fields"),
 )
 _BOOLEANS: Mapping[str, bool] = MappingProxyType({"true": True, "false": False})
 
@@ -109,6 +121,8 @@ def parse_request(fields: Mapping[str, Any]) -> BatchParams:
     idempotency_key = check_idempotency_key(fields.get("idempotency_key"))
     recipe = fields.get("recipe")
     if recipe is not None:
+        if options.echo_fields:
+            raise InvalidOption(ECHO_OF_TABLE, param="echo_fields")
         text, priority = _check_recipe(recipe, endpoint)
         if options.priority is None:
             options = replace(options, priority=priority)
@@ -134,6 +148,8 @@ def parse_options(
             requested[name] = float(requested[name])
     with suppress(TypeError, ValueError):
         requested["priority"] = int(requested["priority"])
+    if requested["echo_fields"] is not None:
+        requested["echo_fields"] = requested["echo_fields"].split(",")
     is_strict = requested["strict_parameters"]
     if is_strict is not None:
         requested["strict_parameters"] = _BOOLEANS.get(is_strict.lower(), is_strict)
@@ -148,6 +164,16 @@ def options_of_request(fields: Mapping[str, Any]) -> Options:
     options = _check(requested, {name: name for name in _NAMES}, fields.get("metadata"))
     expiry = _check_expiry(fields.get("output_expires_after"))
     return replace(options, output_expires_seconds=expiry)
+
+
+def echo_field_names(names: object) -> tuple[str, ...] | None:
+    """Return unique names of fields next to a line's body; None if one is not valid."""
+    if not isinstance(names, list | tuple) or not all(map(_is_text, names)):
+        return None
+    unique = tuple(dict.fromkeys(name.strip() for name in names))
+    is_valid = 0 < len(unique) <= _MAX_ECHO_FIELDS and set(_OF_ROWS).isdisjoint(unique)
+    is_valid &= all(0 < len(name) <= MAX_METADATA_KEY_CHARS for name in unique)
+    return unique if is_valid else None
 
 
 def check_url(value: object, param: str) -> str:
@@ -239,6 +265,7 @@ def _check(requested: Mapping[str, Any], names: Mapping[str, str], metadata: obj
         ),
         **_check_escalation(requested, names),
         priority=_check_priority(requested["priority"], names["priority"]),
+        echo_fields=_check_echo_fields(requested["echo_fields"], names["echo_fields"]),
     )
 
 
@@ -278,6 +305,14 @@ def _check_priority(value: object, param: str) -> int | None:
         return value
     words = f"`{param}` must be an integer between -{MAX_PRIORITY} and {MAX_PRIORITY}"
     raise InvalidOption(f"{words}; got {excerpt(value)}.", param=param)
+
+
+def _check_echo_fields(value: object, param: str) -> tuple[str, ...]:
+    if value is None or value == ():  # as those of a retried batch
+        return ()
+    if (names := echo_field_names(value)) is None:
+        raise InvalidOption(f"`{param}` must be {ECHO_FIELDS}; got {excerpt(value)}.", param=param)
+    return names
 
 
 def _check_choice(value: object, param: str) -> OnInvalidLine:

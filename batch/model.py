@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, TypeGuard
 from .escalation import EscalateBy, Escalation
 from .file.expected_tokens import NO_TOKENS, ExpectedTokens
 from .file.formats import FileFormat
+from .file.lines import Vendor
 from .file.unknown_parameters import UnknownParameter
 from .progress_counts import NO_PROGRESS, Progress
 from .states import TERMINAL, Status, check_move
@@ -52,6 +53,7 @@ class Options:
     request, as JSON. The model `escalate` answers rows with an answer whose confidence is lower
     than `escalate_below`, or than the threshold that gives the others `target_accuracy`, in the way
     `escalate_by`. Batches of a tenant with a lower `priority` run first; None is its recipe's.
+    Rows have the `echo_fields` of their lines.
     """
 
     completion_window: str = "24h"
@@ -70,6 +72,7 @@ class Options:
     target_accuracy: float | None = None
     escalate_by: EscalateBy = "decision"
     priority: int | None = None
+    echo_fields: tuple[str, ...] = ()
 
 
 def is_share(value: object) -> TypeGuard[float]:
@@ -292,6 +295,11 @@ class Batch:
     def input(self) -> Source:
         """Return the uploaded input."""
         return self.original or self.source
+
+    @property
+    def vendor(self) -> Vendor | None:
+        """The form of its input; None for OpenAI's."""
+        return None if self.conversion is None else self.conversion.form.vendor
 
     @property
     def is_table(self) -> bool:

@@ -10,6 +10,7 @@ from pydantic_core import from_json, to_json
 
 from .batch_body import BatchOptions
 from .batch_request import (
+    ECHO_OF_TABLE,
     MAX_METADATA_PAIRS,
     check_idempotency_key,
     options_of_request,
@@ -20,7 +21,7 @@ from .model import Batch, Options, Retry
 RETRY_OF: Final = "retry_of"
 """Metadata key of a retry, for the retried batch's ID."""
 
-_INHERITED: Final = ("completion_window", "webhook_url", "max_cost", "priority")
+_INHERITED: Final = ("completion_window", "webhook_url", "max_cost", "priority", "echo_fields")
 _MAX_EDIT_BYTES: Final = 2**16
 
 
@@ -69,6 +70,8 @@ def parse_retry(batch: Batch, request: RetryRequest, earlier: Retry | None = Non
     options = options_of_request(fields)
     check_idempotency_key(request.idempotency_key)
     is_table = batch.conversion is not None and batch.conversion.recipe is not None
+    if options.echo_fields and is_table:
+        raise InvalidOption(ECHO_OF_TABLE, param="echo_fields")
     if request.prompt is not None and not is_table:
         raise InvalidOption(
             "`prompt` is supported only for tables: edit `body` instead.", param="prompt"

@@ -154,9 +154,9 @@ def _is_column(name: str) -> bool:
 
 
 def _numbers_in(answer: Answer, body: Mapping[str, Any]) -> tuple[NumbersColumn, Sequence[float]]:
-    """Return the only vector of an answer, or its scores; nothing for any other answer."""
-    vectors = answer.vectors
-    if not vectors or answer.texts:
+    """Return the only dense vector of an answer, or its scores; nothing for any other answer."""
+    vectors = [vector for vector in answer.vectors if not isinstance(vector, Mapping)]
+    if not vectors or len(vectors) < len(answer.vectors) or answer.texts:
         return "", ()
     if "embedding" not in fields_in(next(iter(body.get("data") or ()), None)):
         return "scores", [number for vector in vectors for number in vector]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from tidemill.batch.file.answers import Answer, named_answers, probabilities_of
+from tidemill.batch.file.answers import Answer, first_numbers, named_answers, probabilities_of
 from tidemill.batch.file.request_text import part_texts, request_text
 
 from .request_code import curl_of, python_of
@@ -289,13 +289,13 @@ def _decision_parts(answers: object, room: _Room) -> list[Part]:
 def _number_parts(answer: Answer, room: _Room) -> list[Part]:
     """Return scores as fields, and the first numbers of each vector."""
     vectors = answer.vectors[:_MAX_PARTS]
-    if len(vectors) > 1 and all(len(vector) == 1 for vector in vectors):
+    is_sparse = any(isinstance(vector, Mapping) for vector in vectors)
+    if len(vectors) > 1 and not is_sparse and all(len(vector) == 1 for vector in vectors):
         return [room.fields("Scores", {str(place): each[0] for place, each in enumerate(vectors)})]
     parts = []
     for place, vector in enumerate(vectors):
-        first = ", ".join(f"{number:.6g}" for number in vector[:_MAX_NUMBERS])
-        more = f", … ({len(vector):,} numbers)" if len(vector) > _MAX_NUMBERS else ""
-        parts.append(room.part(f"Vector {place}" if len(vectors) > 1 else "", first + more))
+        name = f"Vector {place}" if len(vectors) > 1 else ""
+        parts.append(room.part(name, first_numbers(vector, _MAX_NUMBERS)))
     return parts
 
 

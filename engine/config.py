@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from tidemill.net.fetch import ByteBudget, FetchLimits
 from tidemill.protocol.contract import EngineError
+from tidemill.protocol.reasoning_fields import ReasoningField
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
@@ -90,7 +91,8 @@ class EngineConfig:
     `runner` selects generation or pooling, and `convert` selects vectors or scores. `hf_overrides`
     replaces fields of config.json, and `pooler_config` those of the pooling config, both with
     vLLM's names. `tool_call_parser` and `reasoning_parser` name the formats of tool calls and
-    reasoning; None detects them from the chat template. `fetching` limits downloads of media,
+    reasoning; None detects them from the chat template. `reasoning_field` names the fields of
+    answers with reasoning. `fetching` limits downloads of media,
     `max_audio_seconds` the length of a recording, and `images` the images of a request.
     `read_object` reads media at `s3://` URLs, which are refused without it.
     `mm_processor_kwargs` sets the pixel limits that images are resized to.
@@ -125,6 +127,7 @@ class EngineConfig:
     pooler_config: Mapping[str, Any] = field(default_factory=dict, hash=False)
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    reasoning_field: ReasoningField = "both"
     fetching: FetchLimits = field(default_factory=FetchLimits)
     max_audio_seconds: float = MAX_AUDIO_SECONDS
     lora_modules: tuple[LoraModule, ...] = ()

@@ -12,10 +12,8 @@ from .custom_tools import input_of
 from .errors import RequestError
 from .fields import NumLogprobs, Whole
 from .messages import Message
+from .reasoning_fields import REASONING_FIELDS
 from .tools import ToolFields
-
-REASONING_FIELDS = ("reasoning", "reasoning_content")
-"""Response fields with reasoning: vLLM's name, and its old name, which SGLang uses."""
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -115,6 +113,7 @@ def message_body(
     content: str,
     *,
     reasoning: str | None,
+    fields: Sequence[str] = REASONING_FIELDS,
     calls: Sequence[tuple[str, str, str]],
     custom_tools: Collection[str] = (),
 ) -> dict[str, Any]:
@@ -123,18 +122,18 @@ def message_body(
     Calls of `custom_tools` have an input instead.
 
     Content is null if there are only calls or reasoning. `reasoning` is None for a model without
-    reasoning, or if the request excludes it: the field is then null, as vLLM's always is,
-    and its old name is left out.
+    reasoning, or if the request excludes it: the first of its `fields` is then null, as vLLM's
+    always is, and the other one is left out.
     """
     is_silent = not content and bool(calls or reasoning)
     message: dict[str, Any] = {
         "role": "assistant",
         "content": None if is_silent else content,
         "refusal": None,
-        "reasoning": None,
+        fields[0]: None,
     }
     if reasoning is not None:
-        message |= dict.fromkeys(REASONING_FIELDS, reasoning or None)
+        message |= dict.fromkeys(fields, reasoning or None)
     if calls:
         message["tool_calls"] = [
             {"id": call_id, **_called(name, arguments, is_custom=name in custom_tools)}

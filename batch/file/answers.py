@@ -8,6 +8,7 @@ import struct
 from base64 import b64decode
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import mul
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -39,6 +40,17 @@ class Answer:
     vectors: tuple[Vector, ...] = ()
     finish_reasons: tuple[str, ...] = ()
     num_tokens: int | None = None
+
+
+def first_numbers(vector: Vector, limit: int) -> str:
+    """Return the first numbers of a vector, those of a sparse one with their indexes."""
+    if isinstance(vector, Mapping):
+        shown = [f"{index}: {vector[index]:.6g}" for index in islice(vector, limit)]
+    else:
+        shown = [f"{number:.6g}" for number in vector[:limit]]
+    if len(vector) > limit:
+        shown.append(f"… ({len(vector):,} numbers)")
+    return ", ".join(shown)
 
 
 class TextDifference(NamedTuple):

@@ -104,9 +104,13 @@ def print_cached(line: Line, body: bytes) -> bytes:
 
 def reply_body(row: bytes) -> tuple[str, bytes]:
     """Return the digest of a successful row's line, and its printed reply."""
-    _, _, body = row.partition(b'"body":')  # quotes inside strings are escaped
     row_id = row.split(b'"', 4)[3].decode()
-    return row_id.removeprefix(_ROW_ID), body.removesuffix(_ROW_END)
+    if row.endswith(_ROW_END):
+        _, _, body = row.partition(b'"body":')  # quotes inside strings are escaped
+        body = body.removesuffix(_ROW_END)
+    else:  # it has echoed fields
+        body = to_json(from_json(row)["response"]["body"])
+    return row_id.removeprefix(_ROW_ID), body
 
 
 def print_not_run(digest: str, custom_id: str | None, *, code: str, message: str) -> bytes:
@@ -162,8 +166,8 @@ def parse_row_head(data: bytes) -> RowHead:
 
 def is_success(row: bytes) -> bool:
     """Return whether a printed row is that of a successful request."""
-    # Quotes inside strings are escaped, so a custom ID cannot contain this.
-    return b',"response":{"status_code":200,' in row
+    # Quotes inside strings are escaped, so a custom ID cannot contain this; an echoed field can.
+    return row.startswith(b',"response":{"status_code":200,', row.find(b',"response":'))
 
 
 def count_truncated(rows: Sequence[bytes]) -> int:

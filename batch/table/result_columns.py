@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyarrow import compute
 from pydantic_core import from_json, to_json
 
+from tidemill.protocol.reasoning_fields import reasoning_of
 from tidemill.protocol.routes import (
     CHAT_COMPLETIONS,
     CLASSIFY,
@@ -73,7 +74,7 @@ _INT8_SCALE = 127.0
 _VECTOR_START = b'"embedding":"'
 _NUM_CLASSES = b'"num_classes":'
 _SPANS = b'"spans":['
-_REASONING = (b'"reasoning":"', b'"type":"reasoning"')
+_REASONING = (b'"reasoning":"', b'"reasoning_content":"', b'"type":"reasoning"')
 _TOOL_CALLS = (b'"tool_calls":[', b'"type":"function_call"', b'"type":"custom_tool_call"')
 _WRITING: Final = frozenset({CHAT_COMPLETIONS, COMPLETIONS, RESPONSES})
 _CUT_OFF = "cut off at the token limit (finish_reason `length`): raise"
@@ -332,6 +333,8 @@ class ResultColumns:
                     values = [[_text_of(one) for one in each] for each in messages]
                 case "finish_reason" | "logprobs":
                     values = [[one.get(field.name) for one in each] for each in choices]
+                case "reasoning":
+                    values = [[reasoning_of(one) for one in each] for each in messages]
                 case _:
                     values = [[one.get(field.name) for one in each] for each in messages]
             columns[field.name] = _choice_column(values, field, number)

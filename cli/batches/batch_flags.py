@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tidemill.offline.arguments.argument_types import field_names
 from tidemill.offline.arguments.parser import add_tmp_dir_flag
 from tidemill.offline.console.errors import Refused
 
@@ -16,7 +17,7 @@ WINDOW, ON_INVALID_LINE = "completion_window", "on_invalid_line"
 NAMES = (
     *(WINDOW, ON_INVALID_LINE, "strict_parameters"),
     *("output_url", "error_url", "webhook_url", "max_cost", "escalate", "escalate_below"),
-    *("target_accuracy", "escalate_by", "priority"),
+    *("target_accuracy", "escalate_by", "priority", "echo_fields"),
 )
 """The options' names in the API; S3 metadata has dashes instead of underscores."""
 
@@ -64,6 +65,12 @@ def add_batch_flags(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="run before batches with a higher number, -100 to 100 (default: 0)",
+    )
+    add(
+        "--echo-fields",
+        type=field_names,
+        metavar="NAMES",
+        help="copy these comma-separated fields of a line, such as metadata, to its row",
     )
     add(
         "--escalate",

@@ -146,13 +146,16 @@ class DroppedTable:
     options: TableOptions
 
 
+def _text_of(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return "true" if value is True else str(value)
+
+
 def _user_metadata(fields: Mapping[str, Any]) -> dict[str, str]:
     """Return options and metadata as user metadata of the object; raises Refused."""
     given = {name: value for name, value in fields.items() if name != "metadata"}
-    options = {
-        name.replace("_", "-"): "true" if value is True else str(value)
-        for name, value in given.items()
-    }
+    options = {name.replace("_", "-"): _text_of(value) for name, value in given.items()}
     own = {name.lower(): value for name, value in fields.get("metadata", {}).items()}
     for name in own:
         if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9a-z-]+", name):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from tidemill.offline.console.errors import Refused
-from tidemill.offline.files.table_options import TableOptions
+from tidemill.offline.files.table_options import ECHO_OF_TABLE, TableOptions
 
 ROWS_SUFFIX: Final = ".rows.jsonl"
 ERRORS_SUFFIX: Final = ".errors.jsonl"
@@ -20,6 +20,8 @@ def fetched_files(output: Path) -> tuple[str, str]:
 
 def name_fetched_rows(arguments: argparse.Namespace, table: TableOptions) -> None:
     """Set the files for a table's rows; raises Refused if the table exists."""
+    if arguments.echo_fields:
+        raise Refused(ECHO_OF_TABLE)
     if not arguments.wait:
         if arguments.output_file:
             raise Refused("-o requires --wait, which writes the table")

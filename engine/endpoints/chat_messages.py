@@ -73,6 +73,7 @@ def choice_body(
         message_body(
             echoed_text(request) + answer.content,
             reasoning=answer.reasoning if shows_reasoning(conversation) else None,
+            fields=conversation.reasoning_fields,
             calls=[(call.call_id, call.name, call.arguments) for call in answer.calls],
             custom_tools=request.custom_tools if answer.calls else (),
         ),

@@ -29,6 +29,7 @@ class Conversation:
     prompt: str
     parser: OutputParser
     constraint: Constraint | None
+    reasoning_fields: tuple[str, ...]
 
 
 class ChatPreprocessor:
@@ -54,6 +55,7 @@ class ChatPreprocessor:
             self._constraints.constraint(request, parsers, start)
             if _may_be_constrained(request)
             else None,
+            self._parsers.reasoning_fields,
         )
 
     def prompt_text(self, request: ChatCompletionRequest, created: int) -> str:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tidemill.protocol.bodies import chunk_body, response_id, usage_body
-from tidemill.protocol.chat import REASONING_FIELDS, chat_choice
+from tidemill.protocol.chat import chat_choice
 from tidemill.protocol.contract import Usage
 from tidemill.protocol.fields import GenerationRequest
+from tidemill.protocol.reasoning_fields import REASONING_FIELDS
 from tidemill.protocol.stream import StreamOptions
 
 from ..parsers.parsed_output import DeltaMessage, DeltaToolCall, PlainTextParser
@@ -332,7 +333,8 @@ class ChatStream(StreamedConfidence):
         other fields.
         """
         place, request = choice_delta.place, self._conversation.request
-        delta = _delta_of(pieces, with_reasoning=shows_reasoning(self._conversation))
+        is_shown = shows_reasoning(self._conversation)
+        delta = _delta_of(pieces, self._conversation.reasoning_fields if is_shown else ())
         custom = self._custom_calls[place] if self._custom_calls else None
         calls: list[dict[str, Any]] = []
         for call in [call for piece in pieces for call in piece.calls]:
@@ -386,13 +388,14 @@ def _runs(pieces: Iterable[DeltaMessage]) -> list[list[DeltaMessage]]:
     return runs
 
 
-def _delta_of(pieces: Iterable[DeltaMessage], *, with_reasoning: bool) -> dict[str, Any]:
-    """Return reasoning and content of parser output as one delta, without empty fields."""
+def _delta_of(pieces: Iterable[DeltaMessage], fields: Sequence[str]) -> dict[str, Any]:
+    """Return reasoning, in its `fields`, and content of parser output, without empty fields."""
     delta: dict[str, Any] = {}
     for piece in pieces:
-        reasoning = piece.reasoning if with_reasoning else ""
-        fields = (*((name, reasoning) for name in REASONING_FIELDS), ("content", piece.content))
-        for name, text in fields:
+        for name, text in (
+            *((name, piece.reasoning) for name in fields),
+            ("content", piece.content),
+        ):
             if text:
                 delta[name] = delta.get(name, "") + text
     return delta

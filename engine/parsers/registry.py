@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from tidemill.protocol.contract import EngineError
+from tidemill.protocol.reasoning_fields import REASONING_FIELDS, ReasoningField, reasoning_fields
 
 from .bare_calls import LISTED_CALLS, LLAMA_JSON, PYTHONIC
 from .enclosed_calls import GEMMA, OLMO
@@ -132,6 +133,7 @@ class ParserSet:
 
     tool_calls: ToolCallParser | None = None
     reasoning: ReasoningParser | None = None
+    reasoning_fields: tuple[str, ...] = REASONING_FIELDS
     template: str = field(default="", compare=False, repr=False)
 
     @property
@@ -168,7 +170,11 @@ class ParserSet:
 
 
 def select_parsers(
-    template: str | None, *, tool_calls: str | None = None, reasoning: str | None = None
+    template: str | None,
+    *,
+    tool_calls: str | None = None,
+    reasoning: str | None = None,
+    reasoning_field: ReasoningField = "both",
 ) -> ParserSet:
     """Return the parsers with these names (`none` for no parser), or those that a template implies.
 
@@ -180,7 +186,10 @@ def select_parsers(
         tool_call_parser, reasoning = HARMONY, NONE
     reasoning_parser = _named(REASONING_PARSERS, reasoning, "--reasoning-parser")
     return ParserSet(
-        tool_call_parser, None if tool_call_parser is HARMONY else reasoning_parser, template or ""
+        tool_call_parser,
+        None if tool_call_parser is HARMONY else reasoning_parser,
+        reasoning_fields(reasoning_field),
+        template or "",
     )
 
 

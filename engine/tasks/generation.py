@@ -200,6 +200,7 @@ def _parsers_of(text: TextModel, config: EngineConfig) -> ParserSet:
         None if text.chat_template is None else text.chat_template.source_text,
         tool_calls=config.tool_call_parser,
         reasoning=config.reasoning_parser,
+        reasoning_field=config.reasoning_field,
     )
 
 

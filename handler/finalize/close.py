@@ -318,7 +318,7 @@ def _fill(
     with closing(ObjectStream(aws, source, shard.start)) as stream:
         lines = read_lines(LineStream(stream), first_number=shard.first_line)
         try:
-            filled = [_row_of(line, reason) for line in lines if line.number not in index]
+            filled = [_row_of(line, reason, batch) for line in lines if line.number not in index]
         except (NotThere, ObjectChanged):
             if shard.abandoned is not None:
                 return shard, 0
@@ -329,6 +329,12 @@ def _fill(
     return shard, sum(is_failure for _, is_failure in filled)
 
 
-def _row_of(raw: RawLine, reason: NotRun) -> tuple[FinishedRow, bool]:
+def _row_of(raw: RawLine, reason: NotRun, batch: Batch) -> tuple[FinishedRow, bool]:
     with _parsing:
-        return row_not_run(raw, reason)
+        row, is_failure = row_not_run(raw, reason)
+        if batch.options.echo_fields:
+            from tidemill.batch.file.echoed_fields import EchoedFields  # late: few batches echo
+
+            echo = EchoedFields(batch.options.echo_fields, batch.vendor)
+            row = row._replace(row=echo.add_to(row.row, raw))
+        return row, is_failure

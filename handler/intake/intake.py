@@ -16,7 +16,8 @@ from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 from tidemill.batch.batch_object import MAX_LISTED_ERRORS
-from tidemill.batch.errors import HandlerError
+from tidemill.batch.batch_request import ECHO_OF_TABLE
+from tidemill.batch.errors import HandlerError, InvalidOption
 from tidemill.batch.escalation import Escalation
 from tidemill.batch.file.duplicate_ids import DuplicateFinder
 from tidemill.batch.file.formats import (
@@ -257,6 +258,8 @@ def _ensure_jsonl(lock: BatchLock, *, is_patient: bool) -> FileFormat:
         if batch.options.table_recipe is not None or not begins_with_request(head):
             recipe = lock.aws.run(find_recipe(lock.deployment, batch, head, lock.now()))
         is_table = recipe is not None
+        if is_table and batch.options.echo_fields:
+            raise InvalidOption(ECHO_OF_TABLE, param="echo_fields")
         form = FileFormat(is_table=True) if is_table else detect_format(head, batch.endpoint)
         if form.is_plain:
             return form

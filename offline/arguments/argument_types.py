@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 _S3 = "s3://"
-_ROW_FIELDS = ("id", "custom_id", "response", "error", "body")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -51,12 +50,11 @@ def local_or_s3_folder(text: str) -> Path | S3Folder:
 
 def field_names(text: str) -> tuple[str, ...]:
     """Return comma-separated names of a line's fields, except those of every row."""
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    for name in names:
-        if not name or name in _ROW_FIELDS:
-            raise argparse.ArgumentTypeError(
-                f"{text!r} must be names of other fields than {', '.join(_ROW_FIELDS)}"
-            )
+    from tidemill.batch.batch_request import ECHO_FIELDS, echo_field_names  # late: rarely given
+
+    names = echo_field_names(text.split(","))
+    if names is None:
+        raise argparse.ArgumentTypeError(f"{text!r} must be {ECHO_FIELDS}")
     return names
 
 

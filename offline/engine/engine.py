@@ -251,6 +251,7 @@ def engine_config(options: EngineOptions, *, media_seconds: float = 0) -> Engine
             pooler_config=json.loads(options.pooler_config or "{}"),
             tool_call_parser=options.tool_call_parser,
             reasoning_parser=options.reasoning_parser,
+            reasoning_field=options.reasoning_field,
             admission="prefix",  # all commands run files
             kv_forecast=True,
             fetching=_fetch_limits(options),

@@ -9,7 +9,9 @@ import re
 from dataclasses import dataclass, fields
 from functools import partial
 from ipaddress import ip_address
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from tidemill.protocol.reasoning_fields import ReasoningField
 
 from ..arguments.argument_types import (
     positive_int,
@@ -55,6 +57,7 @@ class EngineOptions:
     pooler_config: str | None = None
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    reasoning_field: ReasoningField = "both"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_model_len: int | None = None
@@ -145,6 +148,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "--reasoning-parser",
         metavar="NAME",
         help="parse reasoning with this parser of vLLM, or none (default: from the template)",
+    )
+    add(
+        "--reasoning-field",
+        choices=get_args(ReasoningField),
+        default="both",
+        help="return reasoning in this field of messages and deltas (default: both)",
     )
     add(
         "--dtype",

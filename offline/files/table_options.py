@@ -31,6 +31,9 @@ FORMATS_BY_SUFFIX: Final = {
     ".feather": "arrow",
     ".ipc": "arrow",
 }
+ECHO_OF_TABLE: Final = (
+    "--echo-fields is not supported for tables: --keep copies columns to the output"
+)
 _UNWRITABLE: Final = {
     ".xlsx": "an Excel workbook",
     ".xlsm": "an Excel workbook",

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import NamedTuple
 
-from tidemill.batch.file.answers import Vector, answer_of
+from tidemill.batch.file.answers import answer_of, first_numbers
 from tidemill.batch.file.formats import open_lines
 from tidemill.batch.file.lines import FormatError, LineError, parse_line, read_lines
 from tidemill.batch.file.request_text import request_text
@@ -118,17 +117,6 @@ def render_row(row: ViewedRow, max_chars: int | None) -> str:
     return "\n".join([coloured(head, "red" if row.is_failed else "blue"), *lines, ""])
 
 
-def first_numbers(vector: Vector) -> str:
-    """Return the first numbers of a vector, those of a sparse one with their indexes."""
-    if isinstance(vector, Mapping):
-        shown = [f"{index}: {vector[index]:.6g}" for index in islice(vector, MAX_NUMBERS)]
-    else:
-        shown = [f"{number:.6g}" for number in vector[:MAX_NUMBERS]]
-    if len(vector) > MAX_NUMBERS:
-        shown.append(f"… ({len(vector):,} numbers)")
-    return ", ".join(shown)
-
-
 def answer_text(row: StoredRow) -> AnswerText:
     """Return the text of an answer or error."""
     if row.body is None:
@@ -138,7 +126,7 @@ def answer_text(row: StoredRow) -> AnswerText:
     words = [*reasons]
     if answer.num_tokens is not None:
         words.append(f"{answer.num_tokens:,} tokens")
-    texts = [*answer.texts] or [*map(first_numbers, answer.vectors)]
+    texts = [*answer.texts] or [first_numbers(vector, MAX_NUMBERS) for vector in answer.vectors]
     if len(answer.texts) > 1:
         texts = [f"[{place}] {text}" for place, text in enumerate(texts)]
     return AnswerText(", ".join(words), "\n".join(texts), reasons)

@@ -6,9 +6,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tidemill.batch.file.rows import Dialect
 from tidemill.batch.file.run_line import LineResult, run_line
+from tidemill.engine_process.exchange import in_thread_if_long
 from tidemill.protocol.callback_failures import callback_failures
 from tidemill.protocol.contract import Responder, Usage
 from tidemill.protocol.in_flight import InFlightLimiter
@@ -19,6 +21,9 @@ from ..files.input_file import PlacedLine
 from ..files.row_writer import RowWriter
 from ..files.spool import Row
 from .tally import Tally
+
+if TYPE_CHECKING:
+    from tidemill.batch.file.echoed_fields import EchoedFields
 
 MAX_HELD_BYTES = 64 * 2**20
 FLUSH_SECONDS = 5.0
@@ -50,6 +55,17 @@ def line_runner(responder: Responder, *, created: int, dialect: Dialect = "opena
         return run_line(line.raw, responder, created=created, dialect=dialect)
 
     return run
+
+
+def echoing(run: RunLine, echo: EchoedFields) -> RunLine:
+    """Return a runner of lines that adds the echoed fields to the rows of another."""
+
+    async def run_and_add(line: PlacedLine) -> LineResult:
+        result, raw = await run(line), line.raw
+        row = await in_thread_if_long(lambda _: echo.add_to(result.row, raw), raw.data)
+        return result._replace(row=row)
+
+    return run_and_add
 
 
 class _Turn:

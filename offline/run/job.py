@@ -69,7 +69,7 @@ from .settings_record import SettingsRecord, check_complete, open_record
 from .tally import Tally
 
 if TYPE_CHECKING:
-    from .echo import EchoedFields
+    from tidemill.batch.file.echoed_fields import EchoedFields
 
 # Seconds for which requests wait while S3 fails, in all; an engine is not to seem stalled.
 _MEDIA_SECONDS: Final = 300.0
@@ -231,7 +231,7 @@ def _echoed_fields(options: RunOptions, requests: InputFile) -> EchoedFields | N
     """Return the fields that rows have of their lines; None without any."""
     if not options.echo_fields:
         return None
-    from .echo import EchoedFields  # late: few runs have them
+    from tidemill.batch.file.echoed_fields import EchoedFields  # late: few runs have them
 
     return EchoedFields(options.echo_fields, requests.form.vendor)
 

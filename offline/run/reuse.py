@@ -30,7 +30,7 @@ from ..files.reused_rows import ReusedRows
 from .run_options import RunOptions
 
 if TYPE_CHECKING:
-    from .echo import EchoedFields
+    from tidemill.batch.file.echoed_fields import EchoedFields
 
 T = TypeVar("T")
 

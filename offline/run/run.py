@@ -36,7 +36,7 @@ from ..files.spool import Row
 from ..plan.forecast import Done, Forecast
 from ..plan.line_index import LineIndex
 from ..plan.plan import Plan
-from .feed import Feed, InFlightLimits, RunLine, line_runner
+from .feed import Feed, InFlightLimits, RunLine, echoing, line_runner
 from .metrics import RunMetrics
 from .progress import Reporter, estimate_left, make_reporter
 from .replicas import EngineReplicas
@@ -47,7 +47,7 @@ from .settings_record import SettingsRecord
 from .tally import Tally
 
 if TYPE_CHECKING:
-    from .echo import EchoedFields
+    from tidemill.batch.file.echoed_fields import EchoedFields
 
 _INFLIGHT_PER_SEQUENCE = 4
 _MIN_MEASURED_SECONDS = 0.1
@@ -173,7 +173,7 @@ class Run:
         self.record.check_loaded(info)
         self.record.start()
         if self.echo is not None:
-            runner = self.echo.runner(runner)
+            runner = echoing(runner, self.echo)
         if self.span is not None:
             runner = traced(runner, self.span, self.options.defaults.apply)
         max_inflight = self.options.max_inflight or _INFLIGHT_PER_SEQUENCE * info.max_num_seqs

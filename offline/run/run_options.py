@@ -16,7 +16,7 @@ from ..engine.options import EngineOptions
 from ..files.paths import STANDARD_STREAM, is_path
 from ..files.s3_object import is_s3
 from ..files.shard import Shard
-from ..files.table_options import TableOptions
+from ..files.table_options import ECHO_OF_TABLE, TableOptions
 from .reuse_flags import check_reuse
 
 
@@ -72,9 +72,7 @@ class RunOptions(EngineOptions):
         """Raise Refused for flags that require others, or cannot be combined."""
         check_reuse(self.reuse, self.reuse_max_size, sampled=self.reuse_sampled)
         if self.echo_fields and self.table is not None:
-            raise Refused(
-                "--echo-fields is not supported for tables: --keep copies columns to the output"
-            )
+            raise Refused(ECHO_OF_TABLE)
         if self.line_url is not None and self.shard is not None:
             raise Refused("--url cannot be combined with --shard: write `url` in each line")
         if self.row_calibration and self.cascade is not None:

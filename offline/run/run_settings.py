@@ -31,7 +31,8 @@ _FLAGS: Final = {
         name: f"--{name.replace('_', '-')}"
         for name in (
             *("any_model", "proof_rows", "enable_prompt_tokens_details", "runner", "convert"),
-            *("tool_call_parser", "reasoning_parser", "dtype", "max_model_len", "kv_cache_dtype"),
+            *("tool_call_parser", "reasoning_parser", "reasoning_field", "dtype"),
+            *("max_model_len", "kv_cache_dtype"),
             *("quantization", "seed", "dialect", "truncate_prompt_tokens", "batch_invariant"),
             "echo_fields",
         )

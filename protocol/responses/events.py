@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from ..custom_tools import input_of
+from ..reasoning_fields import reasoning_of
 from .response import ended_body
 
 # By kind of item: the prefix of its IDs, and the prefix of its events, which names its part.
@@ -67,7 +68,7 @@ class ResponseEvents:
         return self._pop_events()
 
     def _add_delta(self, delta: Mapping[str, Any]) -> None:
-        text, reasoning, calls = map(delta.get, ("content", "reasoning", "tool_calls"))
+        text, reasoning, calls = delta.get("content"), reasoning_of(delta), delta.get("tool_calls")
         if not text and (reasoning or calls):
             self._logprobs.clear()
         if reasoning:

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
+from ..reasoning_fields import reasoning_of
+
 _STOP_REASONS: Final = {
     "stop": "end_turn",
     "length": "max_tokens",
@@ -102,7 +104,7 @@ def call_text(name: str, arguments: str) -> str:
 
 def _content(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     content: list[dict[str, Any]] = []
-    if reasoning := message.get("reasoning"):
+    if reasoning := reasoning_of(message):
         content.append({"type": "thinking", "thinking": reasoning, "signature": ""})
     if text := message.get("content"):
         content.append({"type": "text", "text": text})

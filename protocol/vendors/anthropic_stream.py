@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..reasoning_fields import reasoning_of
 from .anthropic_answers import arguments_of, call_text, message_id, message_usage, stop_fields
 
 _CALL = "call"  # a block that is not sent before its end
@@ -56,7 +57,7 @@ class MessageEvents:
         yield {"type": "message_stop"}
 
     def _deltas(self, delta: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        if reasoning := delta.get("reasoning"):
+        if reasoning := reasoning_of(delta):
             yield from self._open("thinking", thinking="", signature="")
             yield self._delta("thinking_delta", thinking=reasoning)
         if text := delta.get("content"):

@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any, Final
 
 from ..json_printing import json_text
+from ..reasoning_fields import reasoning_of
 from .anthropic_answers import arguments_of, call_text
 
 _PARAMETERS: Final = {
@@ -298,7 +299,7 @@ def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _answer_parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
-    if reasoning := message.get("reasoning"):
+    if reasoning := reasoning_of(message):
         parts.append({"text": reasoning, "thought": True})
     if text := message.get("content"):
         parts.append({"text": text})

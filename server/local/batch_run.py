@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from tidemill.batch.file.formats import HEAD_BYTES, detect_format, open_lines
 from tidemill.batch.file.lines import RawLine, read_lines
@@ -22,6 +22,9 @@ from tidemill.protocol.in_flight import InFlightLimiter
 from tidemill.protocol.json_bodies import unfolded_bytes
 
 from .rows import Rows
+
+if TYPE_CHECKING:
+    from tidemill.batch.file.echoed_fields import EchoedFields
 
 FLUSH_SECONDS = 2.0
 _FLUSH_BYTES = 4 * 2**20
@@ -90,6 +93,7 @@ class BatchRun:
         batch: Batch,
         *,
         turns: LineTurns,
+        echo: EchoedFields | None = None,
     ) -> None:
         self._path = path
         self._rows = rows
@@ -97,6 +101,7 @@ class BatchRun:
         self._in_flight = in_flight
         self._batch = batch
         self._turns = turns
+        self._echo = echo
         self._unflushed: list[FinishedRow] = []
         self._unflushed_bytes = 0
         self._not_durable: dict[int, None] = {}  # lines, in their order
@@ -186,6 +191,9 @@ class BatchRun:
             answer = await run_line(
                 raw, self._engine, created=self._batch.created_at, with_expected=True
             )
+            if self._echo is not None:
+                printed = await asyncio.to_thread(self._echo.add_to, answer.row, raw)
+                answer = answer._replace(row=printed)
             if self.is_closed:
                 return
             usage = answer.usage or Usage()

@@ -27,12 +27,17 @@ def fill_expired(store: Store, batch: Batch) -> None:
     """Write the `expired` row of each line that did not run in time; may be repeated."""
     rows = store.rows_of(batch.id)
     rows.open()
+    echo = store.echoed_fields(batch)
     with store.input_path(batch.id).open("rb") as file:
         lines = lines_without_row(file, rows, batch.endpoint)
         while some := list(islice(lines, _FILLED_AT_ONCE)):
             filled = [row_not_run(raw, EXPIRED) for raw in some]
             num_failures = sum(is_failure for _, is_failure in filled)
-            rows.append([row for row, _ in filled], Progress(failed=num_failures))
+            finished = [row for row, _ in filled]
+            if echo is not None:
+                pairs = zip(finished, some, strict=True)
+                finished = [row._replace(row=echo.add_to(row.row, raw)) for row, raw in pairs]
+            rows.append(finished, Progress(failed=num_failures))
 
 
 def publish(store: Store, batch: Batch, status: Status, now: float, **changes: object) -> Batch:

@@ -341,7 +341,10 @@ class Runner:
         rows = self._store.rows_of(batch.id)
         await asyncio.to_thread(rows.open)
         path = self._store.input_path(batch.id)
-        run = BatchRun(path, rows, self._responder, self._in_flight, batch, turns=self._turns)
+        echo = await asyncio.to_thread(self._store.echoed_fields, batch)
+        run = BatchRun(
+            path, rows, self._responder, self._in_flight, batch, turns=self._turns, echo=echo
+        )
         running.run = run
         works: tuple[Callable[[], Coroutine[Any, Any, Any]], ...] = (
             running.stop.wait,

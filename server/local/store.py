@@ -5,10 +5,13 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from tidemill.batch.file.formats import detect_file
+from tidemill.batch.model import Batch
 from tidemill.batch.object_keys import result_file_id
 from tidemill.batch.result_kinds import KINDS, ResultKind
 from tidemill.batch.stored_file import File
@@ -23,6 +26,9 @@ from .responses import ResponseTable
 from .results import Results
 from .rows import Rows
 from .uploads import UploadTable
+
+if TYPE_CHECKING:
+    from tidemill.batch.file.echoed_fields import EchoedFields
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,21 @@ class Store:
     def rows_of(self, batch_id: str) -> Rows:
         """Return the finished rows of a running batch."""
         return Rows(self.database, self.batches, batch_id, self.folder.rows_of(batch_id))
+
+    def echoed_fields(self, batch: Batch) -> EchoedFields | None:
+        """Return the fields that rows of a batch have of their lines; None without any."""
+        if not batch.options.echo_fields:
+            return None
+        from tidemill.batch.file.echoed_fields import EchoedFields  # late: few batches have them
+
+        path = self.input_path(batch.id)
+        retried = None if batch.retry is None else self.batches.get(batch.retry.of)
+        if retried is not None:  # the lines of the retry have become requests
+            path = self.folder.file(retried.batch.input_file_id)
+        vendor = None
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            vendor = detect_file(file).vendor
+        return EchoedFields(batch.options.echo_fields, vendor)
 
     def delete_batch(self, batch_id: str) -> None:
         """Delete a batch that has ended, with its input, its results and its history.

@@ -65,6 +65,7 @@ def test_an_upload_has_all_options_in_its_metadata() -> None:
         "on-invalid-line": "skip",
         "strict-parameters": "True",
         "priority": "-7",
+        "echo-fields": "label, metadata,label",
         "project": "tides",
         "completion_window": "left alone",
     }
@@ -77,6 +78,7 @@ def test_an_upload_has_all_options_in_its_metadata() -> None:
         webhook_url=f"{GOOD_URL}/hook",
         strict_parameters=True,
         priority=-7,
+        echo_fields=("label", "metadata"),
     )
 
 
@@ -100,6 +102,24 @@ def test_a_priority_takes_precedence_over_that_of_the_recipe(
     request = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", **given}
     recipe = {"prompt": "{{ text }}", "priority": -7}
     assert parse_request(request | {"recipe": recipe}).options.priority == priority
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["label", [], [""], ["a", 1], ["id"], ["body"], ["\ud800"], ["x" * 65], [*map(str, range(17))]],
+)
+def test_echoed_fields_are_not_those_of_rows(value: object) -> None:
+    """The error is one sentence with the allowed names."""
+    assert options_of_request({"echo_fields": ["a", " b", "a"]}).echo_fields == ("a", "b")
+    words = "^`echo_fields` must be 1 to 16 names of up to 64 characters, other than id, custom_id,"
+    with pytest.raises(InvalidOption, match=words):
+        options_of_request({"echo_fields": value})
+    for text in ("", "a,", "label,response"):
+        with pytest.raises(InvalidOption, match=r"^`echo-fields` must be 1 to 16 names"):
+            parse_options({"echo-fields": text})
+    table = {"endpoint": "/v1/chat/completions", "recipe": {"prompt": "{{ text }}"}}
+    with pytest.raises(InvalidOption, match="not supported for tables: `keep` of the recipe"):
+        parse_request({**table, "input_file_id": "file-1", "echo_fields": ["label"]})
 
 
 @pytest.mark.parametrize("value", ["", "yes", "1"])

@@ -14,10 +14,15 @@ import torch
 
 from tests.engine.model.encoders.small_encoders import save
 from tidemill import Engine, RequestFailed, TidemillError
-from tidemill.batch.file.answers import Answer, NumberDifference, answer_of, difference_between
+from tidemill.batch.file.answers import (
+    Answer,
+    NumberDifference,
+    answer_of,
+    difference_between,
+    first_numbers,
+)
 from tidemill.cli.main import main
 from tidemill.offline.rows.page.table_rows import cell_text
-from tidemill.offline.rows.view import first_numbers
 
 TEXTS = ["The tide comes in.", "A mill"]
 
@@ -134,7 +139,7 @@ def test_long_sparse_vectors_are_shown_by_their_first_numbers() -> None:
     shown = "10: 0.125, 20: 0.25, 30: 0.375, 40: 0.5, … (6 numbers)"
     assert cell_text(pairs) == shown
     assert cell_text(pairs[:1]) == '[{"index": 10, "value": 0.125}]'
-    assert first_numbers({10 * place: place / 8 for place in range(1, 7)}) == shown
+    assert first_numbers({10 * place: place / 8 for place in range(1, 7)}, 4) == shown
 
 
 def test_each_text_of_tokens_is_a_request() -> None:

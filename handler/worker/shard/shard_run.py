@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from tidemill.batch.errors import HandlerError
+from tidemill.batch.file.echoed_fields import EchoedFields, with_fields
 from tidemill.batch.file.lines import RawLine
 from tidemill.batch.model import BatchError
 from tidemill.batch.parts import FinishedRow
@@ -73,6 +74,7 @@ class ShardRun:
         self.message = claim.message
         self.lease = Lease(context.config.lease_seconds, claim.sent_at, context.clock)
         self.pending = PendingLines(())
+        self._echoed: dict[int, bytes] = {}  # by the line of a row to come
         self.requests: set[asyncio.Task[None]] = set()
         self.is_open = False
         self.is_over = False
@@ -218,6 +220,12 @@ class ShardRun:
         self.meter.durable = parts.progress
         done = parts.rows.lines if self.shard.is_escalated else parts.rows.lines | parts.escalated
         lines = await self._input.read_lines()
+        if self.batch.options.echo_fields:
+            echo = EchoedFields(self.batch.options.echo_fields, self.batch.vendor)
+            lacking = [line for line in lines if line.number not in done]
+            self._echoed = await asyncio.to_thread(
+                lambda: {line.number: echo.of_line(line) for line in lacking}
+            )
         logger.info(
             "claimed",
             kept_lines=len(parts.rows),
@@ -423,6 +431,8 @@ class ShardRun:
         self._context.emit({Metric.LEASES_LOST: 1}, batch_id=self.batch.id, shard=self.shard.number)
 
     def _add(self, row: FinishedRow) -> None:
+        if self._echoed:
+            row = row._replace(row=with_fields(row.row, self._echoed.pop(row.line, b"")))
         is_first = not self._unflushed
         self._unflushed.add(row, self._context.clock())
         is_due = self._unflushed.num_bytes >= self._context.config.flush_bytes

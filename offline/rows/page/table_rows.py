@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from tidemill.batch.file.answers import first_numbers
 from tidemill.batch.file.line_blocks import PositionedStream
 from tidemill.batch.file.lines import FormatError
 from tidemill.batch.table.cells import output_cells, problem_of
@@ -19,7 +20,7 @@ from tidemill.batch.table.result_columns import PREFIX
 
 from ...console.errors import BadInput
 from ...files.source import Source
-from ..view import MAX_NUMBERS, ViewedRow, first_numbers
+from ..view import MAX_NUMBERS, ViewedRow
 
 _BUFFER_BYTES: Final = 2**20
 _RESULTS: Final = frozenset(
@@ -202,9 +203,9 @@ def cell_text(cell: object) -> str:
         return f"{cell_text(cell[0])}, … ({len(cell):,} lists)"
     if isinstance(cell, list) and len(cell) > MAX_NUMBERS:
         if isinstance(cell[0], float):
-            return first_numbers(cell)
+            return first_numbers(cell, MAX_NUMBERS)
         if isinstance(cell[0], dict) and cell[0].keys() == _PAIR:
-            return first_numbers({pair["index"]: pair["value"] for pair in cell})
+            return first_numbers({pair["index"]: pair["value"] for pair in cell}, MAX_NUMBERS)
     if isinstance(cell, dict | list | int | float):
         return json.dumps(cell, ensure_ascii=False, default=str)
     return str(cell)

@@ -14,10 +14,12 @@ from tidemill.batch.file.lines import Line, LineError
 from tidemill.batch.file.rows import (
     RowError,
     RowHead,
+    is_success,
     parse_row_head,
     print_malformed,
     print_not_run,
     print_reply,
+    reply_body,
     row_error_message,
 )
 from tidemill.protocol.bodies import error_body
@@ -153,6 +155,17 @@ def test_a_row_head_is_parsed() -> None:
     assert parse_row_head(failure) == RowHead(row_id, "a", 404, None)
     not_run = print_not_run(DIGEST, None, code="c", message="m")
     assert parse_row_head(not_run) == RowHead(row_id, None, None, None)
+
+
+def test_echoed_fields_are_not_mistaken_for_the_row() -> None:
+    """They may look like a response, and like the end of a row."""
+    reply = {"a": "é", "error": None, "response": {"status_code": 200}}
+    row, failed = (print_reply(LINE, status, reply).decode() for status in (200, 500))
+    hostile = {"x": {"a": 1, "response": {"status_code": 200, "body": {"b": {}, "error": None}}}}
+    members = json.dumps(hostile, separators=(",", ":"))[1:]
+    with_members = [f"{text[:-2]},{members}\n".encode() for text in (row, failed)]
+    assert [*map(is_success, with_members)] == [True, False]
+    assert reply_body(with_members[0]) == reply_body(row.encode())
 
 
 @pytest.mark.parametrize(

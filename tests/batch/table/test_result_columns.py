@@ -270,7 +270,7 @@ def test_several_choices_are_lists() -> None:
 def test_reasoning_and_tool_calls_have_columns_if_a_row_has_them() -> None:
     """Reasoning is text, and calls are JSON."""
     calls = [{"function": {"name": "f", "arguments": "{}"}}]
-    schema, found = columns_of([chat("a"), chat(None, reasoning="why", tool_calls=calls)])
+    schema, found = columns_of([chat("a"), chat(None, reasoning_content="why", tool_calls=calls)])
     assert {"reasoning", "tool_calls"} <= {*schema.names}
     assert [each["reasoning"] for each in found] == [None, "why"]
     assert json.loads(found[1]["tool_calls"]) == calls

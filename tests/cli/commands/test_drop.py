@@ -85,6 +85,8 @@ def test_a_file_and_its_options_are_put_where_intake_looks(
             "--on-invalid-line",
             "skip",
             "--strict-parameters",
+            "--echo-fields",
+            "label,metadata",
             "--output-url",
             "https://x.example/?a=b",
         ),
@@ -94,6 +96,7 @@ def test_a_file_and_its_options_are_put_where_intake_looks(
     assert found["Body"].read() == Path(file).read_bytes()
     options = parse_options(found["Metadata"])
     assert options.completion_window == "2h"
+    assert options.echo_fields == ("label", "metadata")
     assert (options.on_invalid_line, options.strict_parameters) == ("skip", True)
     assert options.output_url == "https://x.example/?a=b"
     assert options.metadata["team"] == "Küche"

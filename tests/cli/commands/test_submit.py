@@ -41,7 +41,8 @@ def test_every_option_reaches_the_request(shell: Shell) -> None:
         "--endpoint /v1/chat/completions --window 2h --metadata team=search --metadata a=b=c "
         "--output-url https://x.example/o --error-url https://x.example/e "
         "--webhook-url https://x.example/w --on-invalid-line skip --strict-parameters "
-        "--create-only --escalate large --escalate-below 0.8 --escalate-by chat"
+        "--create-only --escalate large --escalate-below 0.8 --escalate-by chat "
+        "--echo-fields label,metadata"
     )
     assert shell.type("submit", shell.file(line("a")), *typed.split()).status == 0
     [batch] = shell.api.batches.values()
@@ -58,6 +59,7 @@ def test_every_option_reaches_the_request(shell: Shell) -> None:
         "escalate": "large",
         "escalate_below": 0.8,
         "escalate_by": "chat",
+        "echo_fields": ["label", "metadata"],
     }
 
 
@@ -369,6 +371,7 @@ def test_outputs_that_are_there_are_kept(shell: Shell) -> None:
         (["."], ". is a directory"),
         ([""], "the file name is empty"),
         (["in.jsonl", "--window", "1m"], "--window must be a number of minutes"),
+        (["in.jsonl", "--echo-fields", "id"], "--echo-fields: 'id' must be 1 to 16 names"),
         (["in.jsonl", "--output-url", "http://x"], "--output-url must be an https URL"),
         (["in.jsonl", "--wait", "-o", "none/out"], "is in a folder that does not exist: none"),
         (["in.jsonl", "--wait", "-o", "x", "-e", "x"], "-o and -e are the same file"),

@@ -23,6 +23,7 @@ from tests.engine.endpoints.tool_models import (
 from tests.engine.scripted_model import TEMPLATE, Scene
 from tidemill.engine.parsers.tool_calls import INCOMPLETE, UNREAD
 from tidemill.protocol.contract import Reply, StreamedReply
+from tidemill.protocol.vendors.anthropic_answers import message_of_chat
 
 PARIS = '{"city": "Paris"}'
 CALL = f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>'
@@ -223,6 +224,26 @@ def test_thinking_may_be_left_out_or_left_in() -> None:
     assert dropped == {**answer, "content": "Yes."}
     whole = scene.choice(separate_reasoning=False)["message"]
     assert whole == {**answer, "content": "Hm.</think>Yes."}
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+async def test_thinking_is_in_the_configured_field(name: str) -> None:
+    """The other field is left out, also of streams; responses and messages have it as before."""
+    scene = ToolScene("Hm.</think>Yes.", R1, reasoning_field=name)
+    message = scene.choice()["message"]
+    assert message == {"role": "assistant", "content": "Yes.", "refusal": None, name: "Hm."}
+    await assert_streamed_as_whole(scene)
+    assert scene.choice(include_reasoning=False)["message"][name] is None
+    response = await scene.served.answer("/v1/responses", {"input": "Hi"}, "req_1", 0)
+    assert isinstance(response, Reply)
+    assert [item["type"] for item in response.body["output"]] == ["reasoning", "message"]
+    chat = {
+        "choices": [{"message": message, "finish_reason": "stop"}],
+        "usage": {},
+        "id": "chatcmpl-1",
+    }
+    content = message_of_chat({**chat, "model": "m"})["content"]
+    assert content[0] == {"type": "thinking", "thinking": "Hm.", "signature": ""}
 
 
 def test_a_message_with_thinking_round_trips() -> None:

@@ -143,7 +143,7 @@ def tool_model(template: str) -> TextModel:
 class ToolScene(Scene):
     """A scene of a model with this template, parsed as the template implies or as configured."""
 
-    def __init__(self, answer: str, template: str = HERMES, **parsers: str | None) -> None:
+    def __init__(self, answer: str, template: str = HERMES, **parsers: Any) -> None:
         super().__init__(answer, model=tool_model(template))
         source = None if self.model.chat_template is None else self.model.chat_template.source_text
         endpoints = text_endpoints(self.model, seed=7, parsers=select_parsers(source, **parsers))

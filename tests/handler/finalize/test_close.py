@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.handler.finalize.rig import Cloud, Drop, plenty
-from tidemill.batch.model import Shard, ShardStatus
+from tidemill.batch.model import Options, Shard, ShardStatus
 from tidemill.batch.object_keys import fill_key, part_key
 from tidemill.batch.parts import FinishedRow, encode_part
 from tidemill.batch.states import Status
@@ -65,11 +65,12 @@ def test_a_worker_that_never_lets_go_loses_its_shard(cloud: Cloud) -> None:
 
 def test_rows_of_several_owners_count_once(mini: Cloud) -> None:
     """The first of overlapping parts counts for a line; only missing rows are filled in."""
-    drop = mini.drop(4).begin()
+    drop = mini.drop(4, options=Options(echo_fields=("url",))).begin()
     first, second = drop.claim(0), drop.claim(0)
     drop.put_rows(second, [1, 2])
     drop.put_rows(first, [2, 4])
     drop.move(Status.FINALIZING, outcome="expired").finish()
+    assert (drop.result("error") or [{}])[0]["url"] == "/v1/completions"
     assert (drop.ids("output"), drop.ids("error")) == (["c1", "c2"], ["c3", "c4"])
     assert (drop.progress.completed, drop.progress.failed) == (2, 1)
 

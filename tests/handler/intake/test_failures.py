@@ -81,6 +81,9 @@ def test_a_recipe_sets_the_priority_of_its_batch(mini: Cloud) -> None:
     places = mini.run(mini.deployment.overview.list_places(first.tenant))
     assert [places[batch.id].priority for batch in batches] == [-7, 3, 0]
     mini.put(recipe.replace(b"-7", b"1.5"), "input/bad.recipe.toml")
+    echoing = mini.create(b"text\nhi\n", "input/first.csv", {"echo-fields": "text"})
+    words = "`echo_fields` is not supported for tables: `keep` of the recipe copies columns"
+    assert words in mini.ingest(echoing).errors[0].message
     bad = mini.ingest(mini.create(b"text\nhi\n", "input/bad.csv"))
     words = "`priority` is 1.5: it must be an integer between -100 and 100"
     assert words in bad.errors[0].message

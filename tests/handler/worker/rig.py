@@ -150,6 +150,7 @@ class Rig:
         tenant: str = "owner",
         escalation: Escalation | None = None,
         priority: int = 0,
+        echo_fields: tuple[str, ...] = (),
         age_seconds: int = 0,
         model: str = MODEL,
     ) -> Work:
@@ -174,7 +175,7 @@ class Rig:
                 put.get("VersionId"),
             ),
             "file-x",
-            Options(priority=priority),
+            Options(priority=priority, echo_fields=echo_fields),
             Outputs("o", "e", "r"),
             created_at=now - age_seconds,
             expires_at=now + expires_in_seconds,

@@ -105,7 +105,7 @@ async def test_unsure_and_failed_rows_are_answered_by_the_second_model(rig: Rig)
 
     Of the drafts, the second model's worker reads the lines that it needs.
     """
-    work = batch_of(rig)
+    work = batch_of(rig, echo_fields=("url",))
     async with rig.worker():
         await until(is_escalated(work))
     batch = rig.run(describe_batch(rig.deployment, work.batch, time.time()))
@@ -124,6 +124,8 @@ async def test_unsure_and_failed_rows_are_answered_by_the_second_model(rig: Rig)
     assert len(second.engine.requests) == 3
     assert answers(work) == ANSWERS
     assert reasons(work) == {"c4": (LARGE, "c")}
+    printed = b"".join(rig.run(rig.deployment.bucket.get(key)) for key in work.keys("output"))
+    assert printed.count(b',"url":"/v1/decisions"}\n') == printed.count(b'"url":') == 4
     raws = [RawLine(number, line.rstrip(b"\n")) for number, line in enumerate(work.lines, 1)]
     assert [row["id"] for row in work.sealed()] == [row_id_of(raw.digest) for raw in raws]
     batch = rig.run(describe_batch(rig.deployment, work.batch, time.time()))

@@ -62,6 +62,28 @@ async def test_a_second_batch_computes_what_changed(rig: Rig) -> None:
     assert sum(each.completed for each in progress) == 12
 
 
+async def test_echoed_fields_are_not_part_of_a_result(rig: Rig) -> None:
+    """Rows have the fields that their own batch echoes: computed, reused and failed ones."""
+    lines = [greedy("a"), greedy("b", status=400), b'{"custom_id": "c", "url": 5}\n']
+    first, second = (
+        rig.batch(*lines, rings=False, echo_fields=names) for names in (("url",), ("method", "url"))
+    )
+    for work in (first, second):
+        work.ring()
+        await finished(rig, work)
+    assert second.shard().progress.reused == 1
+    good, *failed = (second.sealed()[0], *second.sealed("errors"))
+    chat = {"method": "POST", "url": "/v1/chat/completions"}
+    own = [
+        {name: row[name] for name in row if name in {"method", "url"}} for row in (good, *failed)
+    ]
+    assert own == [chat, chat, {"url": 5}]
+    [kept] = first.sealed()
+    assert (kept["url"], "method" in kept) == ("/v1/chat/completions", False)
+    created = {"created": 0}
+    assert kept["response"]["body"] | created == good["response"]["body"] | created
+
+
 async def test_truncated_answers_are_counted_where_they_are_reused_too(rig: Rig) -> None:
     """A shard's commit adds them to the batch, whose live shards had them before."""
     lines = [

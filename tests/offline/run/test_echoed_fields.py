@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from tests.offline.given import CHAT, HI, line, rows
+from tidemill.batch.file.echoed_fields import EchoedFields
 from tidemill.batch.file.lines import RawLine
 from tidemill.batch.file.run_line import LineResult
 from tidemill.cli.main import main
 from tidemill.demo import MODEL_PATH
 from tidemill.offline.console.errors import BadInput, Refused
 from tidemill.offline.files.input_file import PlacedLine
-from tidemill.offline.run.echo import EchoedFields
+from tidemill.offline.run.feed import echoing
 from tidemill.offline.run.replicas import EngineReplicas
 
 ROW = b'{"id":"batch_req_1","custom_id":"a","response":null,"error":null}\n'
@@ -73,10 +74,11 @@ def test_reused_rows_and_rows_not_run_have_them(
     lines = [with_fields(line(name, temperature=0, say=name), label=name.upper()) for name in "ab"]
     out, again = tmp_path / "rows.jsonl", tmp_path / "again.jsonl"
     model = ("--model", MODEL_PATH, "--any-model", "--reuse", tmp_path / "kept")
-    assert run("-i", write_input(*lines), "-o", out, *model) == 0
+    source = write_input(*lines)  # its time is that of the replies
+    assert run("-i", source, "-o", out, *model) == 0
     run.engine = None
     flags = (*model, "--echo-fields", "label")
-    assert run("-i", write_input(*lines), "-o", again, *flags) == 0
+    assert run("-i", source, "-o", again, *flags) == 0
     assert run.engine is None
     assert echoed(again) == [(None, "A"), (None, "B")]
     bodies = [[row["response"]["body"] for row in rows(path)] for path in (out, again)]
@@ -167,7 +169,7 @@ def test_rows_of_two_engines_have_them() -> None:
     async def run() -> list[LineResult]:
         command = [sys.executable, str(SCRIPT)]
         replicas = EngineReplicas([command] * 2, created=1, home=lambda place: place)
-        run_line = EchoedFields(("label",)).runner(replicas.run_line)
+        run_line = echoing(replicas.run_line, EchoedFields(("label",)))
         async with replicas.started():
             return await asyncio.gather(*map(run_line, lines))
 
@@ -178,7 +180,7 @@ def test_rows_of_two_engines_have_them() -> None:
 @pytest.mark.parametrize("names", ["", "a,", "custom_id", "label,response"])
 def test_names_of_rows_are_refused(run: Any, tmp_path: Path, names: str) -> None:
     """They would replace a row's own fields."""
-    with pytest.raises(Refused, match=r"--echo-fields: .* must be names of other fields"):
+    with pytest.raises(Refused, match=r"--echo-fields: .* must be 1 to 16 names .* other than id,"):
         run("-i", tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl", "--echo-fields", names)
 
 

@@ -78,6 +78,7 @@ FLAGS: list[tuple[list[object], str]] = [
     (["--max-model-len", 99], "  --max-model-len: not set before, 99 now"),
     (["--tool-call-parser", "hermes"], "  --tool-call-parser: not set before, hermes now"),
     (["--reasoning-parser", "qwen3"], "  --reasoning-parser: not set before, qwen3 now"),
+    (["--reasoning-field", "reasoning"], "  --reasoning-field: not set before, reasoning now"),
     (["--dialect", "vllm"], "  --dialect: not set before, vllm now"),
     (["--served-model-name", "a", "b"], '  --served-model-name: not set before, ["a", "b"] now'),
     (["--any-model"], "  --any-model: not set before, set now"),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from openai.types import Batch, FileObject
+from pydantic_core import to_json
 
 from tests.server.local.rig import MODEL, ScriptedEngine, lines_of, serving
 from tidemill.batch.file.expected_tokens import NO_TOKENS
@@ -134,6 +135,37 @@ async def test_another_vendors_file_is_read_and_retried(tmp_path: Path) -> None:
         shown = local.store.input_lines.read(stored, [3])
     assert [row["custom_id"] for row in failed] == ["a", "b"]
     assert json.loads(shown[3]) == {**lines[1], "method": "POST", "url": "/v1/chat/completions"}
+
+
+async def test_rows_have_echoed_fields(tmp_path: Path) -> None:
+    """Retries have them too, and so do the lines of an expired batch; chats in their bodies."""
+    chats = [
+        {"id": each, "messages": [], "model": MODEL, "say": each, "label": n, "status": 500}
+        for n, each in enumerate("ab")
+    ]
+    data = b"\n".join(map(to_json, chats))
+    late = asyncio.Event()
+
+    def clock() -> float:
+        return time.time() + 10**6 * late.is_set()
+
+    async with serving(tmp_path, clock=clock) as local:
+        old = await local.ended((await local.submit(data, echo_fields=["label"]))["id"])
+        assert [row["label"] for row in await local.rows(old["error_file_id"])] == [0, 1]
+        url = f"/v1/batches/{old['id']}/retry"
+        made = (await local.client.post(url, json={"body": {"status": 200}})).json()
+        await local.ended(made["id"])
+        merged = await local.rows((await local.batch(old["id"]))["output_file_id"])
+        assert [(row["custom_id"], row["label"]) for row in merged] == [("a", 0), ("b", 1)]
+        requests = [json.loads(line) for line in lines_of([{}, {"wait": True}, {}]).splitlines()]
+        data = b"\n".join(to_json({**each, "label": each["custom_id"]}) for each in requests)
+        batch = await local.submit(data, echo_fields=["label"])
+        await local.until(batch["id"], lambda now: now["request_counts"]["completed"] == 2)
+    late.set()
+    async with serving(tmp_path, clock=clock) as local:
+        batch = await local.ended(batch["id"])
+        rows = [await local.rows(batch[f"{kind}_file_id"]) for kind in ("output", "error")]
+    assert [[row["label"] for row in each] for each in rows] == [["c0", "c2"], ["c1"]]
 
 
 async def test_an_invalid_file_fails_with_all_of_its_errors(tmp_path: Path) -> None:
@@ -411,10 +443,11 @@ async def test_fifty_batches_of_one_second_are_listed_newest_first(
         ({"webhook_url": "https://example.com/x"}, "webhook_url"),
         ({"priority": 101}, "priority"),
         ({"priority": True}, "priority"),
+        ({"echo_fields": ["body"]}, "echo_fields"),
         ({"input_file_id": None}, "input_file_id"),
         ({"recipe": {"prompt": "{{ text }}"}}, "recipe"),
     ],
-    ids="no_file bucket endpoint window metadata output_url webhook high bool null recipe".split(),
+    ids="no_file bucket endpoint window metadata output webhook high bool echo null recipe".split(),
 )
 async def test_an_invalid_parameter_is_refused_at_once(
     tmp_path: Path, body: dict[str, Any], param: str

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from tidemill.batch.file.lines import RawLine, Vendor
-from tidemill.batch.file.rows import escape_separators
-from tidemill.batch.file.run_line import LineResult
-from tidemill.batch.file.vendor_lines import OF_REQUESTS, VENDOR_FIELDS
-from tidemill.engine_process.exchange import in_thread_if_long
 from tidemill.protocol.json_bodies import load_json
 from tidemill.protocol.json_printing import print_json
 
-from ..files.input_file import PlacedLine
-from .feed import RunLine
+from .lines import BOM, RawLine, Vendor
+from .rows import escape_separators
+from .vendor_lines import OF_REQUESTS, VENDOR_FIELDS
 
 _OF_CONVERTED_CHATS: Final = OF_REQUESTS | {"custom_id"}
 
@@ -28,15 +24,16 @@ class EchoedFields:
 
     def add_to(self, row: bytes, raw: RawLine) -> bytes:
         """Return a row with the fields of its line; a line that is not JSON has none."""
+        return with_fields(row, self.of_line(raw))
+
+    def of_line(self, raw: RawLine) -> bytes:
+        """Return the fields of a line as the members of an object, empty without any."""
         try:
-            line = load_json(raw.data, cache_strings="keys", in_slices=True)
+            line = load_json(raw.data.removeprefix(BOM), cache_strings="keys", in_slices=True)
         except ValueError:
-            return row
+            return b""
         fields = self._fields_of(line) if isinstance(line, dict) else {}
-        if not fields:
-            return row
-        printed = escape_separators(print_json(fields, inf_nan_mode="null"))
-        return b"%s,%s\n" % (row.removesuffix(b"}\n"), printed[1:])
+        return escape_separators(print_json(fields, inf_nan_mode="null"))[1:-1]
 
     def _fields_of(self, line: dict[str, Any]) -> dict[str, Any]:
         """Return the fields that the line had before it became a request."""
@@ -48,12 +45,7 @@ class EchoedFields:
             found = own | line.get(VENDOR_FIELDS, {})
         return {name: found[name] for name in self._names if name in found}
 
-    def runner(self, run: RunLine) -> RunLine:
-        """Return a runner of lines that adds the fields to the rows of another."""
 
-        async def run_and_add(line: PlacedLine) -> LineResult:
-            result, raw = await run(line), line.raw
-            row = await in_thread_if_long(lambda _: self.add_to(result.row, raw), raw.data)
-            return result._replace(row=row)
-
-        return run_and_add
+def with_fields(row: bytes, members: bytes) -> bytes:
+    """Return a printed row with more members at its end."""
+    return b"%s,%s}\n" % (row.removesuffix(b"}\n"), members) if members else row
