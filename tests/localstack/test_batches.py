@@ -359,7 +359,7 @@ def test_an_input_that_goes_while_it_runs_fails_the_batch(
     cloud: Cloud, aws: Aws, deployment: Deployment
 ) -> None:
     """All versions deleted: the batch fails with the reason and keeps what was finished."""
-    cloud.drop("gone", lines(400))
+    cloud.drop("gone", lines(1_000))  # so that it still runs when the first rows are counted
     wait_until(
         aws,
         deployment,
@@ -376,7 +376,7 @@ def test_an_input_that_goes_while_it_runs_fails_the_batch(
     report = cloud.wait("gone")
     assert report["status"] == "failed"
     assert "input_changed" in {error["code"] for error in report["errors"]["data"]}
-    assert 0 < len(cloud.rows("gone")) < 400
+    assert 0 < len(cloud.rows("gone")) < 1_000
 
 
 @pytest.mark.parametrize("form", with_long(["json.gz", "JSONL"], ["json", "jsonl.gz"]))
