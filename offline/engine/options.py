@@ -9,9 +9,7 @@ import re
 from dataclasses import dataclass, fields
 from functools import partial
 from ipaddress import ip_address
-from typing import Any, Literal, get_args
-
-from tidemill.protocol.reasoning_fields import ReasoningField
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..arguments.argument_types import (
     positive_int,
@@ -19,6 +17,9 @@ from ..arguments.argument_types import (
     seed_number,
     size_in_bytes,
 )
+
+if TYPE_CHECKING:
+    from tidemill.protocol.reasoning_fields import ReasoningField
 
 _DTYPES = {
     "auto": "auto",
@@ -137,7 +138,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "--pooler-config",
         type=_json_object,
         metavar="JSON",
-        help="override pooling_type (CLS, LAST, MEAN) and use_activation of the model's files",
+        help="override pooling_type (CLS, LAST, MEAN, SPLADE), use_activation of the model's files",
     )
     add(
         "--tool-call-parser",
@@ -151,7 +152,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--reasoning-field",
-        choices=get_args(ReasoningField),
+        choices=("both", "reasoning", "reasoning_content"),
         default="both",
         help="return reasoning in this field of messages and deltas (default: both)",
     )
