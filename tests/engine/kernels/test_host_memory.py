@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tidemill.engine.heap_trim import trim_heap
 from tidemill.engine.kernels import host_memory
 from tidemill.engine.kernels.cpu import linear
 from tidemill.engine.kernels.cpu.linear import pack_panels
@@ -51,6 +52,7 @@ def _huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     probe[:] = 1
     if mapped_kib(probe.ctypes.data + 8 * MIB, "AnonHugePages") < 8 * 1024:
         pytest.skip("the system has no huge pages")
+    trim_heap()  # freed memory of other tests would be used again as it is, in small pages
 
 
 def test_weights_share_blocks_which_end_with_the_last_of_them() -> None:
