@@ -125,7 +125,7 @@ def build(
                 _compile(growing, growing, compiler)
         if not folder.exists():
             with _growing(folder) as growing:
-                shutil.copytree(packages, growing, copy_function=os.link)
+                shutil.copytree(packages, growing, copy_function=_link)
                 _add_own(growing)
                 _compile(growing, growing / "tidemill", compiler)
             if compiler is None:
@@ -142,6 +142,14 @@ def _growing(folder: Path) -> Iterator[Path]:
     with TemporaryDirectory(prefix="growing-", dir=folder.parent) as place:
         yield Path(place) / folder.name
         (Path(place) / folder.name).rename(folder)
+
+
+def _link(source: str, target: str) -> None:
+    """Link a file, or copy it on a file system without links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _add_own(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import struct
 import subprocess
@@ -443,3 +444,18 @@ def test_who_comes_while_a_bundle_is_built_waits_for_it(
     assert len(set(made)) == 1
     assert set(tmp_path.iterdir()) == {made[0], *tmp_path.glob("packages-*")}
     assert (made[0] / "botocore/__pycache__").is_dir()
+
+
+def test_a_file_system_without_links_gets_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shared folder of a virtual machine may have none."""
+    source, target = tmp_path / "a", tmp_path / "b"
+    source.write_text("code")
+
+    def link(*_: str) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    bundles._link(str(source), str(target))
+    assert target.read_text() == "code"
