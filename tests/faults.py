@@ -161,7 +161,9 @@ def _wait(pid: int) -> int:
     deadline = time.monotonic() + _SECONDS
     fd = os.pidfd_open(pid)
     try:
-        ended, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+        ends = select.poll()  # select() takes no descriptor above 1023
+        ends.register(fd, select.POLLIN)
+        ended = ends.poll(1000 * max(0.0, deadline - time.monotonic()))
         if not ended:
             os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
