@@ -25,7 +25,7 @@ from tidemill.protocol.routes import ENDPOINTS, known_route
 
 from .errors import InvalidOption, KeyReused, excerpt
 from .escalation import EscalateBy
-from .model import MAX_PRIORITY, Batch, OnInvalidLine, Options, is_share
+from .model import MAX_PRIORITY, Batch, OnInvalidLine, Options, is_priority, is_share
 from .object_keys import MAX_KEY_BYTES
 
 DEFAULT_WINDOW: Final = "24h"
@@ -301,7 +301,7 @@ def _check_cost(value: Any, param: str) -> float | None:
 
 
 def _check_priority(value: object, param: str) -> int | None:
-    if value is None or (type(value) is int and -MAX_PRIORITY <= value <= MAX_PRIORITY):
+    if value is None or is_priority(value):
         return value
     words = f"`{param}` must be an integer between -{MAX_PRIORITY} and {MAX_PRIORITY}"
     raise InvalidOption(f"{words}; got {excerpt(value)}.", param=param)

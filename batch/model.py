@@ -75,6 +75,11 @@ class Options:
     echo_fields: tuple[str, ...] = ()
 
 
+def is_priority(value: object) -> TypeGuard[int]:
+    """Say whether a value is a priority of a batch."""
+    return type(value) is int and -MAX_PRIORITY <= value <= MAX_PRIORITY
+
+
 def is_share(value: object) -> TypeGuard[float]:
     """Return whether a value is a number above 0 and at most 1."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1

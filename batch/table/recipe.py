@@ -30,7 +30,7 @@ from tidemill.protocol.routes import (
 )
 
 from ..escalation import EscalateBy
-from ..model import MAX_PRIORITY
+from ..model import MAX_PRIORITY, is_priority
 from .errors import RecipeError, in_words
 from .questions import (
     TABLE_LAYOUT,
@@ -464,7 +464,7 @@ def _flag(keys: Mapping[str, Any], name: str) -> bool:
 
 def _priority(keys: Mapping[str, Any]) -> int | None:
     value = keys.get("priority")
-    if value is None or (type(value) is int and -MAX_PRIORITY <= value <= MAX_PRIORITY):
+    if value is None or is_priority(value):
         return value
     raise RecipeError(
         f"`priority` is {value!r}: it must be an integer between -{MAX_PRIORITY} and {MAX_PRIORITY}"
