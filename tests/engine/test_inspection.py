@@ -179,9 +179,10 @@ def test_weights_that_are_still_on_the_hub_are_not_an_error(
     shutil.copytree(demo.MODEL_PATH, snapshot)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    here = inspect_model(EngineConfig("org/name", device="cpu", dtype="float32"))
+    config = EngineConfig("org/name", device="cpu", dtype="float32", kv_cache_memory=2**24)
+    here = inspect_model(config)
     (snapshot / "model.safetensors").unlink()
-    absent = inspect_model(EngineConfig("org/name", device="cpu", dtype="float32"))
+    absent = inspect_model(config)
     assert here.plan is not None
     assert absent.plan is not None
     assert (here.runs, here.plan.notes) == ("native", ())
