@@ -73,7 +73,7 @@ def launch(
 
 
 def launches_none(num_programs: int) -> bool:
-    """Return whether a launch of so many programs does nothing, not even compile."""
+    """Return whether a launch of this number of programs does nothing, not even compile."""
     return not num_programs and _compiled_for is None
 
 
