@@ -119,6 +119,10 @@ class DuplicateFinder:
     def add(self, custom_id: str, line: int) -> None:
         """Add the custom ID of a line; lines come in file order."""
         name = custom_id.encode() if custom_id.isascii() else custom_id.encode(*_ANY_TEXT)
+        self.add_encoded(name, line)
+
+    def add_encoded(self, name: bytes, line: int) -> None:
+        """Add the custom ID of a line, in UTF-8."""
         digest = blake2b(name, digest_size=_HASH_BYTES + 1).digest()
         tail = self._tails[digest[0]]
         tail += digest[1:] + line.to_bytes(_NUMBER_BYTES, "little")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from binascii import a2b_base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -69,6 +69,7 @@ POOLED: Final = {
 """The column of each task of `/pooling`."""
 _POOLED_ITEM = b'"object":"pooling"'
 _VECTOR_TYPES: Final = {"float32": pa.float32(), "float16": pa.float16(), "int8": pa.int8()}
+_BLOCK_BYTES = 2**18
 _FLOAT_BYTES = 4
 _INT8_SCALE = 127.0
 _VECTOR_START = b'"embedding":"'
@@ -107,19 +108,19 @@ class ResultFacts:
     @classmethod
     def of_rows(cls, rows: Iterable[bytes], recipe: Recipe) -> Self:
         """Read all rows once."""
-        facts, is_embedding = cls(), recipe.route is EMBEDDINGS
         if recipe.route in {CLASSIFY, POOLING}:
             most_labels, most_spans, most_pooled = _most_items(rows)
             has_spans = most_spans > 0 or (not most_labels and recipe.wants_spans)
             has_many = max(most_labels, most_spans, most_pooled) > 1
             return cls(has_many=has_many, has_spans=has_spans)
+        if recipe.route is not EMBEDDINGS:
+            has_reasoning = has_tool_calls = False
+            for block in _blocks(rows):
+                has_reasoning = has_reasoning or _has_any(block, _REASONING)
+                has_tool_calls = has_tool_calls or _has_any(block, _TOOL_CALLS)
+            return cls(has_reasoning=has_reasoning, has_tool_calls=has_tool_calls)
+        facts = cls()
         for row in rows:
-            if not is_embedding:
-                if not facts.has_reasoning and _has_any(row, _REASONING):
-                    facts = replace(facts, has_reasoning=True)
-                if not facts.has_tool_calls and _has_any(row, _TOOL_CALLS):
-                    facts = replace(facts, has_tool_calls=True)
-                continue
             if not facts.num_floats and (found := _without_vectors(row)[1]):
                 facts = replace(facts, num_floats=len(a2b_base64(found[0])) // _FLOAT_BYTES)
             num_vectors = row.count(_VECTOR_START)
@@ -128,6 +129,17 @@ class ResultFacts:
             if not num_vectors and not facts.has_missing_vectors:
                 facts = replace(facts, has_missing_vectors=True)
         return facts
+
+
+def _blocks(rows: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield rows joined, of bounded size unless one row exceeds it."""
+    some, size = [], 0
+    for row in rows:
+        some.append(row)
+        if (size := size + len(row)) >= _BLOCK_BYTES:
+            yield b"".join(some)
+            some, size = [], 0
+    yield b"".join(some)
 
 
 def _most_items(rows: Iterable[bytes]) -> tuple[int, int, int]:
@@ -198,6 +210,8 @@ class ResultColumns:
         columns = self._columns(bodies, vectors)
         errors = [
             row_error_message(row) or self._fault_of(body)
+            if body is None or row.get("error") or body.get("error")
+            else self._fault_of(body)
             for row, body in zip(parsed, bodies, strict=True)
         ]
         columns["error"] = pa.array(errors, pa.string())
@@ -342,7 +356,7 @@ class ResultColumns:
 
     def _fault_of(self, body: Mapping[str, Any] | None) -> str | None:
         """Return why the answer of a successful row is incomplete; None if it is complete."""
-        choices = (body or {}).get("choices") or []
+        choices = (body.get("choices") if body else None) or []
         complete = [self._is_complete(choice) for choice in choices]
         if all(complete):
             return None
@@ -356,10 +370,12 @@ class ResultColumns:
 
     def _is_complete(self, choice: Mapping[str, Any]) -> bool:
         """Return whether an answer is complete: an object with a schema, else not truncated."""
-        text = _text_of(choice.get("message") or choice)
-        is_cut = choice.get("finish_reason") == "length"
-        if not self._answers or (text is None and not is_cut):  # a tool call has no text
+        is_cut: bool = choice.get("finish_reason") == "length"
+        if not self._answers:
             return not is_cut
+        text = _text_of(choice.get("message") or choice)
+        if text is None and not is_cut:  # a tool call
+            return True
         return isinstance(parse_answer(text), dict)
 
     def _vectors(self, each: Sequence[list[bytes]], num_rows: int, kind: pa.DataType) -> pa.Array:
@@ -384,8 +400,8 @@ class ResultColumns:
         return pa.ListArray.from_arrays(pa.array([*offsets, end], pa.int32()), values, type=kind)
 
 
-def _has_any(row: bytes, signs: Sequence[bytes]) -> bool:
-    return any(sign in row for sign in signs)
+def _has_any(rows: bytes, signs: Sequence[bytes]) -> bool:
+    return any(sign in rows for sign in signs)
 
 
 def _without_vectors(row: bytes) -> tuple[bytes, list[bytes]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 TEMPERATURE, MAX_TOKENS, SYSTEM_PROMPT = "--temperature", "--max-tokens", "--system-prompt"
 
 _SYSTEM_ROLES = {"system", "developer"}
-_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
 _MAX_CACHED_CHARS = 256
 
 
@@ -56,10 +56,8 @@ class Defaults:
         lacks_temperature = TEMPERATURE in known and body.get("temperature") is None
         if self.temperature is not None and lacks_temperature:
             given["temperature"] = self.temperature
-        lacks_limit = MAX_TOKENS in known and all(body.get(name) is None for name in _LIMITS)
-        if self.max_tokens is not None and lacks_limit:
-            name = "max_output_tokens" if _is_response(url) else "max_tokens"
-            given[name] = self.max_tokens
+        if self.max_tokens is not None and MAX_TOKENS in known and _lacks_limit(body):
+            given[_limit_of(url)] = self.max_tokens
         if self.system_prompt is not None and SYSTEM_PROMPT in known:
             given |= _with_system_prompt(url, body, self.system_prompt)
         return {**body, **given} if given else body
@@ -82,10 +80,21 @@ class DefaultingResponder:
         self._responder = responder
         self._defaults = defaults
 
-    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
+    def respond(
+        self, url: str, body: dict[str, Any], request_id: str, created: int
+    ) -> Coroutine[Any, Any, Reply]:
         """Answer one request."""
         body = self._defaults.apply(url, body)
-        return await self._responder.respond(url, body, request_id, created)
+        return self._responder.respond(url, body, request_id, created)
+
+
+def _lacks_limit(body: Mapping[str, Any]) -> bool:
+    return _LIMITS.isdisjoint(body) or all(body.get(name) is None for name in _LIMITS)
+
+
+def _find_limit(url: str) -> str:
+    """Return the parameter that limits the answers of requests to a URL."""
+    return "max_output_tokens" if _is_response(url) else "max_tokens"
 
 
 def _is_response(url: str) -> bool:
@@ -119,6 +128,10 @@ def _flags_of(url: str) -> frozenset[str]:
     return _flags_of_short_url(url) if len(url) <= _MAX_CACHED_CHARS else _find_flags(url)
 
 
+def _limit_of(url: str) -> str:
+    return _limit_of_short_url(url) if len(url) <= _MAX_CACHED_CHARS else _find_limit(url)
+
+
 def _find_flags(url: str) -> frozenset[str]:
     from tidemill.protocol import routes
 
@@ -133,3 +146,4 @@ def _find_flags(url: str) -> frozenset[str]:
 
 
 _flags_of_short_url = lru_cache(maxsize=64)(_find_flags)
+_limit_of_short_url = lru_cache(maxsize=64)(_find_limit)

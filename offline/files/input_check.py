@@ -32,6 +32,7 @@ from ..console.errors import BadInput
 from ..console.terminal import amount, log, without_control_chars
 from ..plan.body_form import BodyForm, BodyForms
 from ..plan.line_index import LineIndex
+from ..plan.line_pattern import LinePattern, find_pattern
 from .input_file import InputFile
 
 MAX_NAMED = 100
@@ -159,7 +160,7 @@ def check_lines(
 
 @dataclass(slots=True)
 class _LineCheck:
-    """Check of the lines of one input, each parsed once."""
+    """Check of the lines of one input, each parsed at most once."""
 
     report: InputReport
     index: LineIndex
@@ -168,11 +169,22 @@ class _LineCheck:
     defaults: Defaults
     look_up: LookUp | None
     has_defaults: bool
+    pattern: LinePattern | None = None
+    parsed: tuple[bytes, BodyForm] | None = None  # the latest parsed request
+    num_parsed: int = 0
+    num_until_search: int = 2
 
     def add(self, raw: RawLine, start: int) -> None:
         """Check the next line, which starts at this byte."""
         report, number = self.report, raw.number
         report.num_rows += 1
+        if (pattern := self.pattern) is not None and (match := pattern.match(raw.data)) is not None:
+            custom_id, key = match
+            self.finder.add_encoded(custom_id, number)
+            report.kinds[pattern.kind] += 1
+            described = key, pattern.max_tokens, pattern.form.hash_of(key)
+            self.index.add_described(start, len(raw.data), number, described)
+            return
         try:
             fields = parse_fields(raw)
         except LineError as exc:
@@ -196,6 +208,21 @@ class _LineCheck:
             self.forms.check(url, body, form)
         except RequestError as exc:
             report.add_failing(exc, body, number)
+            return
+        if self.look_up is None:
+            self._note_parsed(raw.data, url, form)
+
+    def _note_parsed(self, data: bytes, url: str, form: BodyForm) -> None:
+        """Look for the pattern of this line and the one before, ever more rarely."""
+        latest, self.parsed = self.parsed, (data, form)
+        self.num_parsed += 1
+        if latest is None or latest[1] is not form or self.num_parsed < self.num_until_search:
+            return
+        self.num_until_search = 2 * self.num_parsed
+        is_counted = (url, form.model) in self.report.kinds and not form.has_unknown_parameters
+        if is_counted and not self.defaults.without_effect(url):
+            found = find_pattern(data, latest[0], form, self.defaults.apply)
+            self.pattern = self.pattern if found is None else found
 
 
 def _can_any_run(

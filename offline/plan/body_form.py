@@ -74,6 +74,10 @@ class BodyForm:
             return prompt_key(body)
         return b"%b,%b]" % (self._head, to_json(body[self._field]))
 
+    def hash_of(self, prompt_key: bytes) -> int:
+        """Return the hash of a body of this form, 0 if its results are sampled."""
+        return hash((prompt_key, self.settings)) if self.is_determined else 0
+
     def max_tokens(self, body: Mapping[str, Any]) -> int | None:
         """Return the limit of a body of this form; None without a limit."""
         return max_output_tokens(self._url, body) if self._is_per_prompt else self._max_tokens

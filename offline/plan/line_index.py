@@ -73,7 +73,13 @@ class LineIndex:
         if body is None:
             self._records += _RECORD.pack(start, num_bytes, number, 0, 0, 0, *_NO_PREFIXES)
             return
-        key, max_tokens, body_hash = describe(body, form)
+        self.add_described(start, num_bytes, number, describe(body, form))
+
+    def add_described(
+        self, start: int, num_bytes: int, number: int, described: tuple[bytes, int, int]
+    ) -> None:
+        """Add the next line, with the result of `describe` for its body."""
+        key, max_tokens, body_hash = described
         length, begin = len(key), _SHORTEST_BYTES
         prefixes = [crc := crc32(key[:begin])]
         while begin < length and begin < MAX_KEY_BYTES:
@@ -133,5 +139,4 @@ def describe(body: Mapping[str, Any], form: BodyForm | None = None) -> tuple[byt
     """
     form = BodyForm(body) if form is None else form
     key, most = form.prompt_key(body), form.max_tokens(body)
-    body_hash = hash((key, form.settings)) if form.is_determined else 0
-    return key, UNKNOWN if most is None else min(most, _MAX_COUNT), body_hash
+    return key, UNKNOWN if most is None else min(most, _MAX_COUNT), form.hash_of(key)

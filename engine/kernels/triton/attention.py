@@ -78,7 +78,7 @@ class TritonAttention(TiledAttention):
         """
         shape, spec, parts = self.shapes[layer], self._specs[layer], self._parts
         counts = (self._captured or self._tile_buffers.counts)[spec]
-        out = query.new_empty(len(query), shape.num_query_heads, shape.value_dim)
+        out = query.new_empty(query.shape[0], shape.num_query_heads, shape.value_dim)
         lists = (self._tile_buffers.numbers, self._tile_buffers.header(spec))
         cache = (self._pages, self.keys[layer], self.values[layer])
         arrays = (shape, query.contiguous(), cache, sinks, out, parts)

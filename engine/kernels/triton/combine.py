@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import tile_buffers
-from .launch import arch_of, cdiv, launch, next_power_of_2
+from .launch import arch_of, cdiv, launch, launches_none, next_power_of_2
 from .tiles import JOIN_FIELDS
 from .tuned_tiles import config_for
 
@@ -42,6 +42,8 @@ def combine(
     `tiles` are the tile buffers and the offset of the header. `sinks [Hq]` join the softmax. Reads
     parts · Hq · (Dv + 2) fp32 numbers and writes tokens · Hq · Dv of out's dtype.
     """
+    if launches_none(most):
+        return
     _, heads, width = out.shape
     config = config_for("attention_joining", arch_of(out.device), width=width)
     launch(

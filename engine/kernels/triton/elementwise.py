@@ -54,12 +54,12 @@ def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, ep
 
 def act_and_mul(both: Tensor, gate: Gate) -> Tensor:
     """See `ElementwiseOps.act_and_mul`, `[…, 2·I]` → `[…, I]`; moves 3·T·I numbers of its dtype."""
-    rows = both.reshape(-1, both.shape[-1]).contiguous()
+    rows = _rows_of(both)
     width = rows.shape[1] // 2
-    out = rows.new_empty(len(rows), width)
+    out = rows.new_empty(rows.shape[0], width)
     config = config_for("gated", arch_of(both.device), width=width)
     _launch_gate(rows, out, None, gate, config, group=0)
-    return out.view(*both.shape[:-1], width)
+    return out if both.ndim == 2 else out.view(*both.shape[:-1], width)
 
 
 def quantise_fp8(x: Tensor, group: int) -> Fp8Rows:
@@ -124,11 +124,16 @@ def _empty_fp8(x: Tensor, width: int, group: int) -> Fp8Rows:
 def _normed(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
 ) -> Tensor:
-    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    rows = _rows_of(x)
     out = torch.empty_like(rows)
     assert residual is None or (residual.is_contiguous() and residual.shape == x.shape)
     _launch_norm(rows, residual, weight, bias, eps, out, None, 0)
-    return out.view(x.shape)
+    return out if x.ndim == 2 else out.view(*x.shape)
+
+
+def _rows_of(x: Tensor) -> Tensor:
+    """Return `x […, H]` as contiguous rows `[T, H]`; a view takes as long as a launch."""
+    return (x if x.ndim == 2 else x.reshape(-1, x.shape[-1])).contiguous()
 
 
 def _launch_norm(
@@ -145,7 +150,8 @@ def _launch_norm(
     block = next_power_of_2(width)
     padded_rows = None if scales is None else scales.shape[1]
     launch(
-        *(_norm, (len(rows),), rows, residual, weight, bias, out, scales, width, padded_rows, eps),
+        *(_norm, (rows.shape[0],)),
+        *(rows, residual, weight, bias, out, scales, width, padded_rows, eps),
         config=config_for("norm", arch_of(rows.device), width=width),
         BLOCK=block, GROUP=group if group < width else block,
     )  # fmt: skip
@@ -157,7 +163,7 @@ def _launch_gate(
     width = rows.shape[1] // 2
     padded_rows = None if scales is None else scales.shape[1]
     launch(
-        *(_gate, (len(rows), cdiv(width, config.sizes["BLOCK"]))),
+        *(_gate, (rows.shape[0], cdiv(width, config.sizes["BLOCK"]))),
         *(rows, out, scales, width, padded_rows),
         config=config, CURVE=gate.activation, GROUP=group,
         STEEPNESS=gate.alpha, LIMIT=gate.limit, LIFT=gate.beta,

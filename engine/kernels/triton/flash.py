@@ -19,7 +19,7 @@ from ..quantised import FP8
 from . import tile_buffers
 from .combine import PartialOutputs
 from .fp8_bits import OF_HALVES, halves_of_e4m3
-from .launch import arch_of, launch, next_power_of_2
+from .launch import arch_of, launch, launches_none, next_power_of_2
 from .tiles import ENTRY_FIELDS, TILE_FIELDS
 from .tuned_tiles import KernelConfig, cached_choice, config_for
 
@@ -71,6 +71,8 @@ def attend_tiles(
     A tile that is its tokens' only one writes to `out [T, Hq, Dv]`, split-KV tiles to `parts`.
     Moves each tile's keys and values, queries, and outputs, once.
     """
+    if launches_none(most):
+        return
     pages, keys, values = cache
     arch = arch_of(query.device)
     config = attention_config(shape, keys.dtype, arch, is_wide=is_wide)

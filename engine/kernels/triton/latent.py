@@ -146,7 +146,7 @@ class TritonLatentAttention(TiledAttention):
         """
         shape, spec, parts = self.shapes[layer], self._specs[layer], self._parts
         counts = (self._captured or tiles.counts)[spec]
-        out = absorbed.new_empty(len(absorbed), shape.num_query_heads, shape.value_dim)
+        out = absorbed.new_empty(absorbed.shape[0], shape.num_query_heads, shape.value_dim)
         lists = (tiles.numbers, tiles.header(spec))
         arrays = (shape, (absorbed, rotary), (self._pages, self.keys[layer]), out, parts)
         attend_latent_tiles(lists, counts.wide, *arrays, is_wide=True)

@@ -19,7 +19,7 @@ from ..quantised import FP8
 from . import tile_buffers
 from .combine import PartialOutputs
 from .flash import readable, widened
-from .launch import arch_of, cdiv, launch, next_power_of_2
+from .launch import arch_of, cdiv, launch, launches_none, next_power_of_2
 from .tiles import ENTRY_FIELDS, TILE_FIELDS
 from .tuned_tiles import KernelConfig, cached_choice, config_for
 
@@ -68,6 +68,8 @@ def attend_latent_tiles(
     only one writes to `out [T, H, R]`, split-KV tiles to `parts`. Each block of a token's heads
     moves the tile's latents once; queries and outputs are moved once.
     """
+    if launches_none(most):
+        return
     pages, latents = cache
     numbers, header = tiles
     arch = arch_of(out.device)

@@ -72,6 +72,11 @@ def launch(
     return None
 
 
+def launches_none(num_programs: int) -> bool:
+    """Return whether a launch of this number of programs does nothing, not even compile."""
+    return not num_programs and _compiled_for is None
+
+
 @cache
 def can_call_directly() -> bool:
     """Return whether this version of Triton has the known launcher."""
@@ -175,12 +180,14 @@ def arch_of(device: torch.device) -> str:
     """Return the architecture that kernels are compiled for, as "sm_90", or "interpreter"."""
     if _compiled_for is not None:
         return f"sm_{_compiled_for.arch}"
-    return "interpreter" if device.type == "cpu" else _arch_of(device.index)
+    return _arch_of(device)
 
 
 @cache
-def _arch_of(index: int | None) -> str:
-    major, minor = torch.cuda.get_device_capability(index)
+def _arch_of(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "interpreter"
+    major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
 
 

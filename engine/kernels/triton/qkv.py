@@ -38,13 +38,14 @@ def store_qkv(
     assert width == shape.value_dim
     assert qkv.is_contiguous()
     assert cos_sin.is_contiguous()
-    query = qkv.new_empty(len(qkv), shape.num_query_heads, width)
+    num_tokens = qkv.shape[0]
+    query = qkv.new_empty(num_tokens, shape.num_query_heads, width)
     query_weight, key_weight, eps = norms or (None, None, 0.0)
     config = config_for("enter", arch_of(qkv.device), head_dim=width)
     at_once = config.sizes["HEADS"]
     tiles = cdiv(shape.num_query_heads, at_once) + 2 * cdiv(heads, at_once)
     launch(
-        *(_enter, (len(qkv), tiles), qkv, cos_sin, query_weight, key_weight, float(eps)),
+        *(_enter, (num_tokens, tiles), qkv, cos_sin, query_weight, key_weight, float(eps)),
         *(slots, query, _stored(keys), _stored(values), shape.num_query_heads, heads),
         config=config, WIDTH=width, TURNED=cos_sin.shape[1] // 2, PAGE_SIZE=keys.shape[2],
         BLOCK=next_power_of_2(width),

@@ -56,6 +56,7 @@ def cached_choice(function: F) -> F:
     return cached  # type: ignore[return-value]
 
 
+@cached_choice
 def config_for(kernel: str, arch: str, **shape: int | str) -> KernelConfig:
     """Return the config of a kernel for an architecture such as "sm_90" and a shape in numbers."""
     return lookup_config(kernel, frozenset({"arch": arch, **shape}.items()))

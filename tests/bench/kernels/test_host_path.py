@@ -30,7 +30,7 @@ def calls_of(folder: Path, count: int, rows: str) -> int:
     return num_calls
 
 
-@pytest.mark.parametrize(("rows", "most"), [("chat", 140), ("vectors-base64", 145)])
+@pytest.mark.parametrize(("rows", "most"), [("chat", 127), ("vectors-base64", 134)])
 def test_a_line_costs_few_calls(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: str, most: int
 ) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from triton.backends.compiler import GPUTarget
 
+from tidemill.engine.kernels.elementwise import Gate
+from tidemill.engine.kernels.triton import elementwise
 from tidemill.engine.kernels.triton import launch as tested
-from tidemill.engine.kernels.triton.launch import launch
+from tidemill.engine.kernels.triton.launch import launch, launches_none
 from tidemill.engine.kernels.triton.tuned_tiles import KernelConfig
 
 CONFIG = KernelConfig({"ROWS": 16}, 4, 2)
@@ -62,6 +67,22 @@ def run(
 ) -> None:
     """Launch a kernel."""
     launch(kernel, (3,), x, size, scale, True, config=config, WIDTH=8)  # noqa: FBT003 - a kernel's argument
+
+
+def num_calls_of(call: Callable[[], object]) -> int:
+    """Return the number of calls of functions, Python's and others, in a call."""
+    num_calls = 0
+
+    def record(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal num_calls
+        num_calls += event in ("call", "c_call")
+
+    sys.setprofile(record)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return num_calls
 
 
 def test_later_launches_call_the_compiled_kernel() -> None:
@@ -117,18 +138,9 @@ def test_launchers_of_several_kinds_are_kept() -> None:
 
 def test_a_launch_costs_few_calls() -> None:
     """One for each pointer, and few others: the device may be faster than the host."""
-    kernel, x, num_calls = Kernel(), torch.zeros(64), 0
-
-    def record(_frame: FrameType, event: str, _argument: object) -> None:
-        nonlocal num_calls
-        num_calls += event in ("call", "c_call")
-
+    kernel, x = Kernel(), torch.zeros(64)
     run(kernel, x, 48)
-    sys.setprofile(record)
-    try:
-        run(kernel, x, 48)
-    finally:
-        sys.setprofile(None)
+    num_calls = num_calls_of(partial(run, kernel, x, 48))
     assert len(kernel.direct) == 1
     assert num_calls <= 15
 
@@ -163,3 +175,32 @@ def test_only_known_versions_are_called_directly(
     monkeypatch.setattr(tested.triton, "__version__", version)
     monkeypatch.setattr(tested.knobs.runtime, "interpret", False)
     assert tested.can_call_directly.__wrapped__() is is_known
+
+
+def test_a_layers_norm_and_gate_cost_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of two dimensions are not viewed: a view takes as long as a launch."""
+    x, weight, num_launches = torch.zeros(3, 8), torch.zeros(8), 0
+
+    def count(*_: object, **__: object) -> None:
+        nonlocal num_launches
+        num_launches += 1
+
+    monkeypatch.setattr(elementwise, "launch", count)
+    gate = Gate("silu")
+    for call, most in (
+        (partial(elementwise.add_rms_norm, x, x, weight, 1e-6), 12),
+        (partial(elementwise.act_and_mul, x, gate), 9),
+    ):
+        call()
+        assert num_calls_of(call) <= most
+    assert num_launches == 4
+    assert elementwise.act_and_mul(x[None], gate).shape == (1, 3, 4)
+    assert elementwise.rms_norm(x[None], weight, 1e-6).shape == (1, 3, 8)
+
+
+def test_a_launch_without_programs_is_only_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention prepares nothing for a step without wide tiles."""
+    assert launches_none(0)
+    assert not launches_none(1)
+    monkeypatch.setattr(tested, "_compiled_for", GPUTarget("cuda", 90, 32))
+    assert not launches_none(0)
