@@ -18,7 +18,7 @@ from tidemill.engine.endpoints.decisions.liquid_labels import LIQUID
 from tidemill.engine.model.config.hf_config import TEXT_OF_KIND
 from tidemill.engine.model.encoders.decision_heads import CODES, JOINT, JULIA, LAYA
 from tidemill.engine.model.encoders.families import FAMILIES as ENCODERS
-from tidemill.engine.model.encoders.pooling_config import ENCODER_TYPES
+from tidemill.engine.model.encoders.pooling_config import ENCODER_TYPES, TWO_TOWERS
 from tidemill.engine.model.families.left_out import LEFT_OUT
 from tidemill.engine.model.families.refused_types import (
     ONLY_OWN_TYPES,
@@ -42,8 +42,8 @@ Every load compares the model with its transformers class and rejects it if they
 These models support CUDA graphs, chunked prefill, prefix caching, tensor parallelism and these
 quantized formats: {methods}
 ([details](model-loading.md#quantization)). Images work with quantized weights if the vision encoder
-is not quantized. A config field that the engine does not know is ignored with a note if
-transformers never reads it; otherwise the model runs on its transformers class.
+is not quantized. An unknown config field is ignored with a note if transformers never reads it;
+otherwise the model runs on its transformers class.
 
 {only_own}
 
@@ -82,9 +82,9 @@ published:
 | Julia | `{julia}` | head at option markers | 20 options |
 | Liquid d1 | `{liquid}` | next token, own labels | 26 options, 10 levels |
 
-They read text only, also those published with a vision tower (Clef, Liquid d1). Clef-Omni is not
-supported. Prompts are fixed: `question_layout` has no effect, and `instructions` are rejected,
-except by Liquid d1. For Clef, Laya and Julia, `--truncate-prompt-tokens -1` truncates inputs.
+They read text only, even with a vision tower (Clef, Liquid d1). Clef-Omni is not supported. Prompts
+are fixed: `question_layout` has no effect, and `instructions` are rejected, except by Liquid d1.
+For Clef, Laya and Julia, `--truncate-prompt-tokens -1` truncates inputs.
 
 ## Transformers' classes
 These types of transformers {version} are tried: slower, on one GPU, without adapters or images, and
@@ -98,7 +98,7 @@ attention does not fit a paged cache.
 |---|---|
 {refused}
 
-All other types are rejected, and so are models that bring their own code (`auto_map`).
+All other types are rejected, and models that bring their own code (`auto_map`).
 
 ## Tool calls and reasoning
 The first mark found in the chat template selects the parser. Flags override it
@@ -139,7 +139,9 @@ def page() -> str:
         ),
         with_images=_sentence("With images", filter(_takes_images, kinds)),
         encoders=_sentence(
-            f"For recordings `{KIND}`; for vectors, scores and labels", sorted(ENCODERS)
+            f"For recordings `{KIND}`; for vectors of texts and images "
+            f"{_listed(sorted(TWO_TOWERS))}; for vectors, scores and labels",
+            sorted(ENCODERS),
         ),
         codes=CODES,
         joint=JOINT,

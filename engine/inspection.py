@@ -32,8 +32,9 @@ from .model.config.transformers_fields import notes_on_ignored
 from .model.encoders import eager, families
 from .model.encoders.architecture import EncoderArchitecture
 from .model.encoders.loading import own_decoder, own_encoder
-from .model.encoders.pooling_config import Classifier
+from .model.encoders.pooling_config import Classifier, PoolingConfig
 from .model.encoders.transformers_model import positions_of_encoder
+from .model.encoders.two_towers_loading import read_tower_configs
 from .model.endpoint_names import endpoints_of
 from .model.model_plan import MemoryPlan, ModelPlan, Runs, find_weights
 from .model.planning import plan_model
@@ -159,6 +160,8 @@ def _with_weights(report: ModelReport) -> ModelReport:
 def _plan_encoder(config: EngineConfig) -> ModelPlan:
     """Return the plan of an embedding model or reranker."""
     pooling_config = read_encoder(config)
+    if pooling_config.has_two_towers:
+        return _plan_towers(config, pooling_config)
     hf_config = parse_hf_config(config.model, pooling_config.config)
     if hf_config.quantization_config:
         raise ModelRefused(f"{config.model}: {QUANTISED}")
@@ -186,6 +189,15 @@ def _plan_encoder(config: EngineConfig) -> ModelPlan:
     plan = _plan_of(config, hf_config.dtype, class_name, positions, why)
     max_model_len = pooling_config.context_length(config, plan.max_model_len)
     return replace(plan, max_model_len=max_model_len, notes=(*plan.notes, *notes))
+
+
+def _plan_towers(config: EngineConfig, pooling_config: PoolingConfig) -> ModelPlan:
+    """Return the plan of a model with a tower of texts and one of images."""
+    towers, _, stored_dtype = read_tower_configs(config.model, pooling_config.config)
+    positions = towers.texts.max_positions
+    plan = _plan_of(config, stored_dtype, towers.class_name, positions, None)
+    max_model_len = pooling_config.context_length(config, plan.max_model_len)
+    return replace(plan, max_model_len=max_model_len)
 
 
 def _plan_speech(config: EngineConfig) -> ModelPlan:

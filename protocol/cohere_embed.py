@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from .embeddings import EmbeddingRequest
 from .errors import RequestError
-from .fields import Priority, Text, Whole
-from .parts import TextPart
+from .fields import Priority, Text, Whole, fault
+from .parts import IMAGE_URL, CheckedUrl, ImagePart, PlacedImage, TextPart
 from .prompts import MAX_PROMPTS
 from .validation import short_repr
 
@@ -19,6 +19,7 @@ EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 _FilledText = Annotated[Text, Field(min_length=1)]
 _Texts = Annotated[list[_FilledText], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)]
+_INPUTS = ("texts", "images", "inputs")
 _INPUT_TYPES = ("search_query", "search_document", "classification", "clustering", "image")
 # Other names of Cohere's input types in the prompts of published models.
 _OTHER_NAMES = {
@@ -32,14 +33,43 @@ class _TextPart(TextPart):
     text: _FilledText
 
 
+def _kind_of_part(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return "<image>" if kind == IMAGE_URL else "<text>"
+
+
+_Part = Annotated[
+    Annotated[_TextPart, Tag("<text>")] | Annotated[ImagePart, Tag("<image>")],
+    Discriminator(_kind_of_part),
+]
+
+
 class _Input(BaseModel):
+    """Parts that have one vector: texts, which are joined, or an image."""
+
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    content: Annotated[list[_TextPart], Field(fail_fast=True, min_length=1)]
+    content: Annotated[list[_Part], Field(fail_fast=True, min_length=1)]
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if len(self.content) > 1 and self.image is not None:
+            raise fault(("content",), "must have either text parts or one image part", self.content)
+        return self
+
+    @property
+    def image(self) -> ImagePart | None:
+        """Return its first image, if it has any."""
+        return next((part for part in self.content if isinstance(part, ImagePart)), None)
+
+    @property
+    def text(self) -> str:
+        """Return the texts of its parts."""
+        return "\n".join(part.text for part in self.content if isinstance(part, _TextPart))
 
 
 class CohereEmbedRequest(BaseModel):
-    """The body of a request to `/v2/embed`: `texts`, or `inputs` with parts, which are joined.
+    """The body of a request to `/v2/embed`: `texts`, `images`, or `inputs` with parts of either.
 
     `input_type` selects the prompt of the model that has this name, or the usual one for it.
     Longer texts are cut to the context, or to `max_tokens`, unless `truncate` is `NONE`.
@@ -49,6 +79,10 @@ class CohereEmbedRequest(BaseModel):
 
     model: str | None = None
     texts: _Texts | None = None
+    images: (
+        Annotated[list[CheckedUrl], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)]
+        | None
+    ) = None
     inputs: (
         Annotated[list[_Input], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)] | None
     ) = None
@@ -64,10 +98,12 @@ class CohereEmbedRequest(BaseModel):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         """Refuse a body with two kinds of input, or none."""
-        if self.texts is None and self.inputs is None:
+        given = [name for name in _INPUTS if getattr(self, name) is not None]
+        if not given:
             raise RequestError("`texts` is required.", param="texts")
-        if self.texts is not None and self.inputs is not None:
-            raise RequestError("`texts` and `inputs` cannot be used together.", param="inputs")
+        if len(given) > 1:
+            names = " and ".join(f"`{name}`" for name in given[:2])
+            raise RequestError(f"{names} cannot be used together.", param=given[1])
         if self.truncate == "NONE" and self.max_tokens is not None:
             raise RequestError(
                 "`max_tokens` cuts texts, so `truncate` cannot be 'NONE'.", param="truncate"
@@ -85,7 +121,16 @@ class CohereEmbedRequest(BaseModel):
         """Return the texts to embed."""
         if self.texts is not None:
             return self.texts
-        return ["\n".join(part.text for part in each.content) for each in self.inputs or ()]
+        return [each.text for each in self.inputs or () if each.image is None]
+
+    @property
+    def placed_images(self) -> dict[int, PlacedImage]:
+        """Return the images to embed by their indexes among all vectors."""
+        found = {i: PlacedImage(f"images.{i}", url) for i, url in enumerate(self.images or ())}
+        for i, each in enumerate(self.inputs or ()):
+            if each.image is not None:
+                found[i] = PlacedImage(f"inputs.{i}.content.0", each.image.url)
+        return found
 
     def embedding_request(
         self, prompts: Mapping[str, str], max_model_len: int, default_cut: int
@@ -98,7 +143,7 @@ class CohereEmbedRequest(BaseModel):
         cut = None if self.max_tokens is None else min(self.max_tokens, max_model_len)
         kind = _WholeTexts if self.truncate == "NONE" else EmbeddingRequest
         return kind(
-            input=[*self.joined_texts],
+            input=self.joined_texts or ["-"],  # which nothing reads if there are only images
             dimensions=self.output_dimension,
             prompt_name=self._prompt_name(prompts),
             truncate_prompt_tokens=None if self.truncate == "NONE" else cut or default_cut,
@@ -135,13 +180,15 @@ def cohere_body(
     *,
     embeddings: Mapping[EmbeddingType, Sequence[Sequence[float] | str]],
     texts: Sequence[str],
+    num_images: int,
     num_tokens: int,
 ) -> dict[str, Any]:
-    """Return the response body, with vectors of each type in the order of the texts."""
+    """Return the response body, with vectors of each type in the order of the inputs."""
+    units = {"input_tokens": num_tokens, **({"images": num_images} if num_images else {})}
     return {
         "id": body_id,
         "response_type": "embeddings_by_type",
         "embeddings": embeddings,
         "texts": texts,
-        "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": num_tokens}},
+        "meta": {"api_version": {"version": "2"}, "billed_units": units},
     }

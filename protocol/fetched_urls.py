@@ -24,7 +24,7 @@ def fetched_urls(body: Mapping[str, Any]) -> dict[str, str]:
 
     They are the audio file (`file_url`), the media of message parts (`image_url` and all other
     types of the same form, as an object or as the URL itself), documents, and the images of a
-    decision's or a response's input.
+    decision's, a response's or an embedding's input.
     """
     return {place: url for place, url in _media_urls(body) if not is_inline(url)}
 
@@ -44,6 +44,9 @@ def _media_urls(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if isinstance(recording, str):
         yield FILE_URL, recording
     yield from _item_urls(body, "messages", ("content",))
+    yield from _item_urls(body, "inputs", ("content",))
+    if "questions" not in body:
+        yield from _plain_urls(body)
     yield from _decision_urls(body) if "questions" in body else _input_urls(body)
 
 
@@ -53,12 +56,17 @@ def _input_urls(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _decision_urls(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the URLs of System One's `images`, and of the input and questions of a decision."""
+    yield from _plain_urls(body)
+    yield from _input_urls(body)
+    yield from _item_urls(body, "questions", ("instructions",))
+
+
+def _plain_urls(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the URLs in `images`, of System One and of Cohere."""
     images = body.get("images")
     for i, image in enumerate(images if isinstance(images, list) else ()):
         if isinstance(image, str):
             yield f"images.{i}", image
-    yield from _input_urls(body)
-    yield from _item_urls(body, "questions", ("instructions",))
 
 
 def _item_urls(

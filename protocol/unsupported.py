@@ -99,7 +99,7 @@ CHAT: NeutralValues = MappingProxyType(
 )
 _POOLING = _INPUT | _VECTORS
 VECTORS: NeutralValues = MappingProxyType(_POOLING)
-COHERE: NeutralValues = MappingProxyType({**_INPUT, "images": ([],)})
+COHERE: NeutralValues = MappingProxyType(_INPUT)
 SCORES: NeutralValues = MappingProxyType(_POOLING | _SCORES | _ACTIVATION)
 LABELS: NeutralValues = MappingProxyType(_POOLING | _LABELS | _ACTIVATION | _SPLITTING)
 # Of embeddings, and of vLLM's plugins: `/pooling` does not read them.

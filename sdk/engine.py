@@ -41,6 +41,7 @@ from tidemill.protocol.validation import short_repr
 
 from .engine_process import EngineProcess
 from .errors import RequestFailed, TidemillError
+from .image_items import Image, items_of_images
 from .in_flight import MAX_WAIT_SECONDS, InFlight, Sent, answers_to
 from .progress import Progress, progress_of
 from .public import public
@@ -153,16 +154,21 @@ class Engine:
         For a model with 384 dimensions, `engine.embed(["ebb", "flow"]).shape` is `(2, 384)`. The
         elements are `float32`, or have the type of an `output_dtype`.
         """
-        import numpy as np
-
-        from tidemill.protocol.embeddings import TYPE_CODES
-
         params |= {"encoding_format": "base64"}
         items = [*items_of(self.answer_many, texts, EMBEDDINGS, params, progress=progress)]
-        if not items:
-            return np.zeros((0, 0), np.float32)
-        code = TYPE_CODES[params.get("output_dtype") or "float"]
-        return np.stack([np.frombuffer(b64decode(one["embedding"]), f"<{code}") for one in items])
+        return _rows_of(items, params)
+
+    def embed_images(
+        self, images: Iterable[Image], *, progress: bool = True, **params: Any
+    ) -> NDArray[Any]:
+        """Return one vector per image, as rows, in the same space as the vectors of texts.
+
+        An image is a URL (`https://`, `s3://` or `data:`), a path, the bytes of a file, or an image
+        of Pillow. The model is CLIP or SigLIP; `params` are parameters of `/v1/embeddings`.
+        """
+        params |= {"encoding_format": "base64"}
+        items = [*items_of_images(self.answer_many, images, EMBEDDINGS, params, progress=progress)]
+        return _rows_of(items, params)
 
     def embed_sparse(
         self, texts: Iterable[str], *, progress: bool = True, **params: Any
@@ -295,6 +301,18 @@ class Engine:
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.close)
+
+
+def _rows_of(items: Sequence[Mapping[str, Any]], params: Mapping[str, Any]) -> NDArray[Any]:
+    """Return the vectors of items in base64."""
+    import numpy as np
+
+    from tidemill.protocol.embeddings import TYPE_CODES
+
+    if not items:
+        return np.zeros((0, 0), np.float32)
+    code = TYPE_CODES[params.get("output_dtype") or "float"]
+    return np.stack([np.frombuffer(b64decode(one["embedding"]), f"<{code}") for one in items])
 
 
 class Answers:

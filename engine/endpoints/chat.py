@@ -13,7 +13,7 @@ from tidemill.protocol.chat import ChatCompletionRequest
 from tidemill.protocol.contract import Reply, Usage
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.messages import has_images
-from tidemill.protocol.parts import FilePart, PlacedImage
+from tidemill.protocol.parts import PlacedImage
 from tidemill.protocol.requests import read_body
 from tidemill.protocol.routes import CHAT_COMPLETIONS
 from tidemill.protocol.stream import StreamOptions
@@ -39,6 +39,7 @@ from .image_inputs import (
     FETCHED,
     ImageInputs,
     ImageSupport,
+    placed_in,
     request_with_images,
 )
 from .logprob_bodies import prompt_logprobs
@@ -242,11 +243,7 @@ def _placed_images(request: ChatCompletionRequest) -> list[PlacedImage]:
             "`truncate_prompt_tokens` does not support prompts with images.",
             param="truncate_prompt_tokens",
         )
-    return [
-        PlacedImage(f"messages.{i}.content.{j}", part.url, part.pages, isinstance(part, FilePart))
-        for i, message in enumerate(request.messages)
-        for j, part in message.images()
-    ]
+    return placed_in(request.messages)
 
 
 def _options(conversation: Conversation) -> EndpointOptions:

@@ -66,13 +66,13 @@ class Classify:
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
         """Return a sequence for each text or pair, or for the conversation."""
-        return self._draft(read_body(ClassificationRequest, body), metadata).read()
+        return self._draft(read_body(ClassificationRequest, body), body, metadata).read()
 
     def draft(self, body: dict[str, Any], metadata: RequestMetadata) -> TextDraft[_Prepared] | None:
         """Draft what `prepare` returns; None if its texts are rendered first."""
         request = read_body(ClassificationRequest, body)
         is_rendered = request.messages is not None or (self._has_template and request.pairs)
-        return None if is_rendered else self._draft(request, metadata)
+        return None if is_rendered else self._draft(request, body, metadata)
 
     def finish(self, prepared: _Prepared, results: Sequence[EncodingResult]) -> Reply:
         """Return the numbers of each text, in the order of the inputs."""
@@ -90,7 +90,7 @@ class Classify:
         return Reply(200, answer, Usage(prompt_tokens=num_tokens))
 
     def _draft(
-        self, request: ClassificationRequest, metadata: RequestMetadata
+        self, request: ClassificationRequest, body: dict[str, Any], metadata: RequestMetadata
     ) -> TextDraft[_Prepared]:
         if request.aggregation_strategy is not None:
             raise RequestError(
@@ -99,7 +99,7 @@ class Classify:
             )
         created = metadata.created
         if request.messages is not None:
-            sequences = self._requests.from_conversation(request, created=created)
+            sequences = self._requests.from_conversation(request, body, created=created)
         elif pairs := request.pairs:
             firsts, seconds = [pair.text for pair in pairs], [pair.text_pair for pair in pairs]
             sequences = self._requests.from_pairs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,18 @@ from tidemill.protocol.bodies import response_id
 from tidemill.protocol.contract import Reply, Usage
 from tidemill.protocol.embeddings import EmbeddingRequest, OutputDtype, embedding_body
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.requests import read_body
+from tidemill.protocol.messages import has_images
 from tidemill.protocol.routes import EMBEDDINGS
 
 from ..scheduling.encoding import EncodingRequest, EncodingResult
-from .encoder_requests import EncoderModel, EncodingRequestBuilder
+from .encoder_requests import (
+    EncoderModel,
+    EncodingRequestBuilder,
+    image_bytes,
+    placed_in_messages,
+)
 from .endpoint import Prepared, RequestMetadata
+from .image_inputs import request_with_images
 from .text_draft import TextDraft
 from .vectors import PACKED, as_base64, as_numbers, check_finite, converted, normalize
 
@@ -30,7 +37,7 @@ class Embeddings:
     route = EMBEDDINGS
 
     def __init__(self, model: EncoderModel) -> None:
-        self._requests = EncodingRequestBuilder(model)
+        self.requests = EncodingRequestBuilder(model)
         self._description = model.description
         self._width = model.width
         self.max_model_len = model.max_model_len
@@ -40,16 +47,28 @@ class Embeddings:
         """Return a sequence for each input, or for the conversation."""
         return self._draft(body, metadata).read()
 
+    def fetched(self, body: dict[str, Any]) -> AbstractAsyncContextManager[dict[str, Any]] | None:
+        """Return the fetch of a body's images; None for a body without images."""
+        if not has_images(body):
+            return None
+        return self.requests.fetched(body, EmbeddingRequest, placed_in_messages)
+
     def draft(self, body: dict[str, Any], metadata: RequestMetadata) -> TextDraft[_Prepared] | None:
         """Draft what `prepare` returns; None for a conversation, which is rendered first."""
         return None if body.get("messages") is not None else self._draft(body, metadata)
 
     def _draft(self, body: dict[str, Any], metadata: RequestMetadata) -> TextDraft[_Prepared]:
-        request = read_body(EmbeddingRequest, body)
+        request = request_with_images(EmbeddingRequest, body)
         self.check_width(request.dimensions)
         self.check_dtype(request, request.output_dtype, "output_dtype")
-        sequences = self.sequences(request, metadata.created, "input")
-        return sequences.then(lambda requests: Prepared(requests, request, metadata))
+        if request.messages is None:
+            sequences = self.sequences(request, "input")
+        else:
+            created = metadata.created
+            sequences = self.requests.from_conversation(request, body, created=created)
+        return sequences.then(
+            lambda requests: Prepared(requests, request, metadata, image_bytes(requests))
+        )
 
     def finish(self, prepared: _Prepared, results: Sequence[EncodingResult]) -> Reply:
         """Return the vectors in the order of the inputs."""
@@ -75,18 +94,14 @@ class Embeddings:
         """The model's prompts by their names."""
         return self._description.prompts
 
-    def sequences(
-        self, request: EmbeddingRequest, created: int, param: str
-    ) -> TextDraft[list[EncodingRequest]]:
+    def sequences(self, request: EmbeddingRequest, param: str) -> TextDraft[list[EncodingRequest]]:
         """Draft a sequence for each input, which is the field `param` of the body."""
-        if request.messages is not None:
-            return self._requests.from_conversation(request, created=created)
-        return self._requests.from_prompts(
+        return self.requests.from_prompts(
             request.input or [],
             request,
             param=param,
             add_special_tokens=request.add_special_tokens is not False,
-            prefix=self._requests.prompt_named(request.prompt_name),
+            prefix=self.requests.prompt_named(request.prompt_name),
         )
 
     def vector(self, result: EncodingResult, request: EmbeddingRequest) -> NDArray[np.float32]:

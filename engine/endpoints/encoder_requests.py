@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import chain, islice
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from tidemill.protocol.embeddings import InputRequest, PoolingRequest
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.messages import Message
+from tidemill.protocol.parts import PlacedImage
 from tidemill.protocol.prompts import Prompt
 from tidemill.protocol.scoring import ScoringRequest
 from tidemill.protocol.validation import short_repr
 
 from ..model.encoders.pooling_config import PoolingConfig
-from ..scheduling.encoding import EncodingRequest
+from ..model.encoders.two_towers import TextForm
+from ..scheduling.encoding import EncodingImage, EncodingRequest
 from ..text.chat_template import ChatTemplate
 from ..text.text_tokens import TextTokens, TokenLocator
 from ..text.truncation import TruncatingTokenizer, Truncation
+from .image_inputs import ImageReader, ImageSupport, placed_in
 from .request_bounds import check_pair_chars
 from .text_draft import TextDraft
 
 _MAX_NAMES_SHOWN = 20
+
+_RequestT = TypeVar("_RequestT", bound=BaseModel)
+
+
+def image_bytes(requests: Sequence[EncodingRequest]) -> int:
+    """Return the size of the images of requests, as they wait for the engine."""
+    return sum(request.image.pixels.nbytes for request in requests if request.image is not None)
+
+
+def placed_in_messages(request: InputRequest) -> list[PlacedImage]:
+    """Return the images and documents of a request's conversation."""
+    return placed_in(request.messages or ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +53,8 @@ class EncoderModel:
     a pair have different types. `truncate_prompt_tokens` is the default for requests without one.
     `special_tokens` are the texts and ids of special tokens by their names, such as cls_token. The
     `locator` is that of a token classifier. Tokens of documents with `skipped_ids` have no vector.
+    A model of two towers supports `images`, each of which counts as `num_image_tokens`, and reads
+    texts in a `text_form`, padded with `padding_id`.
     """
 
     reader: TruncatingTokenizer
@@ -48,6 +69,10 @@ class EncoderModel:
     special_tokens: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     locator: TokenLocator | None = None
     skipped_ids: frozenset[int] = frozenset()
+    images: ImageSupport | None = None
+    num_image_tokens: int = 0
+    text_form: TextForm | None = None
+    padding_id: int = 0
 
 
 class EncodingRequestBuilder:
@@ -56,6 +81,7 @@ class EncodingRequestBuilder:
     def __init__(self, model: EncoderModel) -> None:
         self._model = model
         self._reader = model.reader
+        self._images = ImageReader(model.images)
 
     def from_prompts(
         self,
@@ -90,9 +116,39 @@ class EncodingRequestBuilder:
                 read = [_shortened(ids, cut) for ids in prompts if isinstance(ids, list)]
                 self._check_ids(read, param)
             self._check_lengths(read, request, param, texts)
+            if (form := self._model.text_form) is not None:
+                read = [form.read(ids, self._model.padding_id) for ids in read]
             return [EncodingRequest(ids, num_skipped=num_skipped) for ids in read]
 
         return TextDraft(reader, parts, add_special_tokens, complete)
+
+    def fetched(
+        self,
+        body: dict[str, Any],
+        kind: type[_RequestT],
+        images_of: Callable[[_RequestT], Sequence[PlacedImage]],
+    ) -> AbstractAsyncContextManager[dict[str, Any]] | None:
+        """Return the fetch of the images of a body that has any; None without image support."""
+        return self._images.fetched(body, kind, images_of)
+
+    def from_images(
+        self, images: Sequence[PlacedImage], body: Mapping[str, Any]
+    ) -> list[list[EncodingRequest]]:
+        """Return the sequences of each image or document: of its selected pages.
+
+        `body` contains the fetched images. Raises `RequestError` for an invalid image, and for any
+        image if the model does not support images.
+        """
+        shown = self._images.shown(images, body)
+        decoded = iter(self._images.decode([*chain.from_iterable(shown)], body))
+        blank = [0] * self._model.num_image_tokens
+        return [
+            [
+                EncodingRequest(blank, output="image", image=EncodingImage(one.pixels, one.digest))
+                for one in islice(decoded, len(pages))
+            ]
+            for pages in shown
+        ]
 
     def from_located_texts(
         self, texts: Sequence[str], request: PoolingRequest, *, add_special_tokens: bool
@@ -119,14 +175,28 @@ class EncodingRequestBuilder:
         return TextDraft(reader, parts, add_special_tokens, complete)
 
     def from_conversation(
-        self, request: InputRequest, *, created: int
+        self, request: InputRequest, body: Mapping[str, Any], *, created: int
     ) -> TextDraft[list[EncodingRequest]]:
         """Draft the sequence of `messages`, rendered by the chat template.
 
-        Templates write the opening special tokens themselves, so none are added by default.
+        Templates write the opening special tokens themselves, so none are added by default. A model
+        of two towers needs no template: it reads the texts, or one image, which `body` contains.
         """
+        messages = request.messages or []
+        if images := placed_in(messages):
+            sequences = self._only_image(messages, images, body)
+            return TextDraft(
+                self._reader, (), add_special_tokens=False, complete=lambda _: sequences
+            )
+        if self._model.images is not None and self._model.template is None:
+            return self.from_prompts(
+                ["\n".join(text for message in messages for text in message.texts())],
+                request,
+                param="messages",
+                add_special_tokens=request.add_special_tokens is not False,
+            )
         text = self.render(
-            request.messages or [],
+            messages,
             created=created,
             add_generation_prompt=bool(request.add_generation_prompt),
             continue_final_message=bool(request.continue_final_message),
@@ -188,6 +258,22 @@ class EncodingRequestBuilder:
                 param="messages",
             )
         return self._model.template.render(messages, created=created, **options)
+
+    def _only_image(
+        self, messages: Sequence[Message], images: Sequence[PlacedImage], body: Mapping[str, Any]
+    ) -> list[EncodingRequest]:
+        """Return the sequence of a conversation that is one image."""
+        has_text = any(text.strip() for message in messages for text in message.texts())
+        sequences = [*chain.from_iterable(self.from_images(images, body))]
+        if has_text or len(sequences) > 1:
+            raise RequestError(
+                "`messages` must contain either text or one image: this model computes separate "
+                f"vectors for texts and images, and these have {len(sequences)} "
+                f"{'image' if len(sequences) == 1 else 'images'}"
+                f"{' and text' if has_text else ''}. Send one request for each.",
+                param="messages",
+            )
+        return sequences
 
     def prompt_named(self, name: str | None) -> str:
         """Return the prompt with this name, or the model's default prompt for None."""

@@ -13,13 +13,14 @@ from pydantic import BaseModel
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.fetched_urls import fetched_urls
 from tidemill.protocol.in_flight import MemoryBudget
+from tidemill.protocol.messages import Message
 from tidemill.protocol.page_ranges import page_ranges
-from tidemill.protocol.parts import IMAGE, PlacedImage
+from tidemill.protocol.parts import IMAGE, FilePart, PlacedImage
 from tidemill.protocol.requests import read_body
 from tidemill.protocol.urls import inline_bytes, inline_head, is_inline, too_large
 
 from ..config import MAX_DECODING_BYTES, ImageLimits
-from ..scheduling.images import ImageSpec, PromptImage
+from ..scheduling.images import ImageForm, ImageSpec, PromptImage
 from ..text.tokenizer import Tokenizer
 from .media_fetch import MediaFetcher, in_thread
 
@@ -52,11 +53,20 @@ def request_with_images(kind: type[_RequestT], body: Mapping[str, Any]) -> _Requ
     return request if isinstance(request, kind) else read_body(kind, body)
 
 
+def placed_in(messages: Sequence[Message]) -> list[PlacedImage]:
+    """Return the images and documents of a conversation."""
+    return [
+        PlacedImage(f"messages.{i}.content.{j}", part.url, part.pages, isinstance(part, FilePart))
+        for i, message in enumerate(messages)
+        for j, part in message.images()
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class ImageSupport:
     """A vision model's image settings, limits, fetcher, and memory budget for decoding."""
 
-    image_spec: ImageSpec
+    image_spec: ImageSpec | ImageForm
     limits: ImageLimits
     fetcher: MediaFetcher
     decoding: MemoryBudget = field(default_factory=lambda: MemoryBudget(MAX_DECODING_BYTES))
@@ -74,19 +84,11 @@ DecodedImages = dict[tuple[str, int], "ResizedImage"]
 """Decoded images by URL and page."""
 
 
-class ImageInputs:
-    """The images of one model's prompts; without `image_support` images are rejected."""
+class ImageReader:
+    """Fetches and decodes the images of bodies; without `image_support` images are rejected."""
 
-    def __init__(self, tokenizer: Tokenizer, image_support: ImageSupport | None) -> None:
+    def __init__(self, image_support: ImageSupport | None) -> None:
         self._image_support = image_support
-        self._mark = self._spelling = ""
-        if image_support is not None:
-            added = tokenizer.vocabulary.added
-            self._mark = added[image_support.image_spec.mark]
-            spelling = image_support.image_spec.spelling
-            self._spelling = "".join(
-                one if isinstance(one, str) else added[one] for one in spelling
-            )
 
     def fetched(
         self,
@@ -196,34 +198,6 @@ class ImageInputs:
             raise RequestError(f"`{place}` {too_large(IMAGE, max_bytes)}.", param=place)
         return data
 
-    def expand_marks(
-        self, prompt: str, images: Sequence[ResizedImage], param: str = "messages"
-    ) -> str:
-        """Return a prompt's text with each image mark expanded to a placeholder."""
-        if not images:
-            return prompt
-        self._check_marks(prompt.count(self._mark), images, param)
-        return prompt.replace(self._mark, self._spelling)
-
-    def place(
-        self, ids: list[int], images: Sequence[ResizedImage], param: str = "messages"
-    ) -> tuple[list[int], tuple[PromptImage, ...]]:
-        """Return a prompt's tokens with each image's placeholder tokens, and the placed images."""
-        if not images or self._image_support is None:
-            return ids, ()
-        image_spec = self._image_support.image_spec
-        places = [place for place, token in enumerate(ids) if token == image_spec.token]
-        self._check_marks(len(places), images, param)
-        expanded: list[int] = []
-        prompt_images = []
-        done = 0
-        for place, image in zip(places, images, strict=True):
-            expanded += ids[done:place]
-            prompt_images.append(image.at(len(expanded), image_spec))
-            expanded += image_spec.placeholders(image.rows, image.columns)
-            done = place + 1
-        return expanded + ids[done:], tuple(prompt_images)
-
     def _check(self, images: Sequence[PlacedImage | ShownImage]) -> None:
         """Refuse images for a blind model, and too many images."""
         if not images:
@@ -245,6 +219,51 @@ class ImageInputs:
             f" {most} (--limit-mm-per-prompt).{hint}",
             param=place,
         )
+
+
+class ImageInputs(ImageReader):
+    """The images of one model's prompts; without `image_support` images are rejected."""
+
+    def __init__(self, tokenizer: Tokenizer, image_support: ImageSupport | None) -> None:
+        super().__init__(image_support)
+        self._image_spec: ImageSpec | None = None
+        self._mark = self._spelling = ""
+        if image_support is not None:
+            image_spec, added = image_support.image_spec, tokenizer.vocabulary.added
+            assert isinstance(image_spec, ImageSpec), "a model of text has marks of images"
+            self._image_spec = image_spec
+            self._mark = added[image_spec.mark]
+            self._spelling = "".join(
+                one if isinstance(one, str) else added[one] for one in image_spec.spelling
+            )
+
+    def expand_marks(
+        self, prompt: str, images: Sequence[ResizedImage], param: str = "messages"
+    ) -> str:
+        """Return a prompt's text with each image mark expanded to a placeholder."""
+        if not images:
+            return prompt
+        self._check_marks(prompt.count(self._mark), images, param)
+        return prompt.replace(self._mark, self._spelling)
+
+    def place(
+        self, ids: list[int], images: Sequence[ResizedImage], param: str = "messages"
+    ) -> tuple[list[int], tuple[PromptImage, ...]]:
+        """Return a prompt's tokens with each image's placeholder tokens, and the placed images."""
+        image_spec = self._image_spec
+        if not images or image_spec is None:
+            return ids, ()
+        places = [place for place, token in enumerate(ids) if token == image_spec.token]
+        self._check_marks(len(places), images, param)
+        expanded: list[int] = []
+        prompt_images = []
+        done = 0
+        for place, image in zip(places, images, strict=True):
+            expanded += ids[done:place]
+            prompt_images.append(image.at(len(expanded), image_spec))
+            expanded += image_spec.placeholders(image.rows, image.columns)
+            done = place + 1
+        return expanded + ids[done:], tuple(prompt_images)
 
     def _check_marks(self, count: int, images: Sequence[ResizedImage], param: str) -> None:
         if count < len(images):

@@ -6,6 +6,7 @@ The vectors may be sparse (SPLADE, BGE-M3), or several per text (ColBERT, BGE-M3
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -15,15 +16,21 @@ from numpy.typing import NDArray
 from tidemill.protocol.bodies import response_id
 from tidemill.protocol.contract import Reply, Usage
 from tidemill.protocol.errors import RequestError
+from tidemill.protocol.messages import has_images
 from tidemill.protocol.pooling import PoolRequest, PoolTask, pooling_body
-from tidemill.protocol.requests import read_body
 from tidemill.protocol.routes import POOLING
 
 from ..model.encoders.pooling_config import PoolingConfig
 from ..scheduling.encoding import EncodingOutput, EncodingRequest, EncodingResult
 from .classification import LabelActivation
-from .encoder_requests import EncoderModel, EncodingRequestBuilder
+from .encoder_requests import (
+    EncoderModel,
+    EncodingRequestBuilder,
+    image_bytes,
+    placed_in_messages,
+)
 from .endpoint import Prepared, RequestMetadata
+from .image_inputs import request_with_images
 from .text_draft import TextDraft
 from .vectors import as_base64, as_numbers, check_finite, normalize, softmax
 
@@ -48,6 +55,8 @@ def tasks_of(description: PoolingConfig) -> tuple[PoolTask, ...]:
     match description.task:
         case "token_classify" | "embed_sparse" | "token_embed":
             return (description.task,)
+        case "embed" if description.has_two_towers:
+            return ("embed",)
         case "embed" if description.has_m3_heads:
             return ("embed", "token_embed", "embed_sparse", "token_classify")
         case "embed":
@@ -81,6 +90,12 @@ class Pool:
         """Return a sequence for each input, or for the conversation."""
         return self._draft(body, metadata).read()
 
+    def fetched(self, body: dict[str, Any]) -> AbstractAsyncContextManager[dict[str, Any]] | None:
+        """Return the fetch of a body's images; None for a body without images."""
+        if not has_images(body):
+            return None
+        return self._requests.fetched(body, PoolRequest, placed_in_messages)
+
     def draft(self, body: dict[str, Any], metadata: RequestMetadata) -> TextDraft[_Prepared] | None:
         """Draft what `prepare` returns; None for a conversation, which is rendered first."""
         return None if body.get("messages") is not None else self._draft(body, metadata)
@@ -108,7 +123,7 @@ class Pool:
         return Reply(200, answer, Usage(prompt_tokens=num_tokens))
 
     def _draft(self, body: dict[str, Any], metadata: RequestMetadata) -> TextDraft[_Prepared]:
-        request = read_body(PoolRequest, body)
+        request = request_with_images(PoolRequest, body)
         task = self._task(request)
         if task not in self._tasks:
             supported = " or ".join(f"'{each}'" for each in self._tasks)
@@ -117,7 +132,7 @@ class Pool:
             )
         self._check_parameters(request, task)
         if request.messages is not None:
-            sequences = self._requests.from_conversation(request, created=metadata.created)
+            sequences = self._requests.from_conversation(request, body, created=metadata.created)
         else:
             sequences = self._requests.from_prompts(
                 request.input or [],
@@ -133,7 +148,7 @@ class Pool:
                 self._check_size(found, request)
             if (output := self._output(task)) != "pooled":
                 found = [replace(each, output=output) for each in found]
-            return Prepared(found, request, metadata)
+            return Prepared(found, request, metadata, image_bytes(found))
 
         return sequences.then(prepared)
 

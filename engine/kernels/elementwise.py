@@ -14,9 +14,11 @@ from torch.nn import functional
 
 from .attention import AttentionShape, HeadNorms
 
-# "silu" is x · sigmoid(x), "gelu" uses the error function, "gelu_tanh" is its approximation,
-# "relu2" is relu(x)²; "xielu" has learned numbers, and a separate function.
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "xielu"]
+# "silu" is x · sigmoid(x), "gelu" uses the error function, "gelu_tanh" and "gelu_sigmoid" are its
+# approximations, "relu2" is relu(x)²; "xielu" has learned numbers, and a separate function.
+Activation = Literal["silu", "gelu_tanh", "gelu_sigmoid", "gelu", "relu", "relu2", "xielu"]
+SIGMOID_SLOPE = 1.702
+"""gelu_sigmoid is x · sigmoid(1.702 · x), as in OpenAI's CLIP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,8 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
     """Apply an activation to every number."""
     if activation == "silu":
         return functional.silu(x)
+    if activation == "gelu_sigmoid":
+        return x * torch.sigmoid(SIGMOID_SLOPE * x)
     if activation in ("relu", "relu2"):
         return functional.relu(x) if activation == "relu" else functional.relu(x).square()
     return functional.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")

@@ -24,9 +24,11 @@ from ..model.encoders.forward import (
     decide,
     encoded,
     num_pages,
+    run_images,
     wanted_by,
 )
-from ..model.encoders.loaded_encoder import LoadedEncoder, SharedPages
+from ..model.encoders.loaded_encoder import LoadedEncoder
+from ..model.encoders.shared_pages import SharedPages
 from .cuda_graphs import Capture, CapturedSteps, buckets
 from .runner import Readout
 
@@ -82,17 +84,26 @@ class EncoderRunner:
         most = max(max_tokens, model.max_model_len)
         self._attention = model.attention(num_pages(model, most, max_sequences), max_sequences)
         self._graphs = _make_graphs(model, self._attention, max_tokens, max_sequences, captures)
+        self._image_tower = tower = model.image_tower
+        if tower is not None:
+            most = max(max_tokens, tower.num_tokens)
+            self._image_attention = tower.attention(num_pages(tower, most, max_sequences))
 
     @property
     def num_layers(self) -> int:
         """Return the number of layers launched so far; callable from another thread."""
-        return self._model.network.num_layers_started
+        tower = self._image_tower
+        own = self._model.network.num_layers_started
+        return own if tower is None else own + tower.network.num_layers_started
 
     @torch.inference_mode()
     def launch(self, sequences: Sequence[TokenSequence]) -> LaunchedEncoding:
         """Launch a step; nothing waits for the device."""
         model, graphs = self._model, self._graphs
-        if (kind := sequences[0].request.output) != "pooled":
+        if (kind := sequences[0].request.output) == "image":
+            assert self._image_tower is not None, "other models get no images"
+            return LaunchedEncoding(run_images(self._image_tower, self._image_attention, sequences))
+        if kind != "pooled":
             model, graphs = model.giving(kind), None
         arrays = batch_arrays(sequences, wanted_by(model), model)
         if graphs is not None and graphs.can_run(arrays):

@@ -153,7 +153,7 @@ class EncodingCore:
     def add(self, request: EncodingRequest) -> RunningEncoding:
         """Queue one sequence; raise `RequestError` if it can never run here."""
         length, most = len(request.token_ids), self._model.max_model_len
-        if not 0 < length <= most:
+        if request.image is None and not 0 < length <= most:
             raise RequestError(
                 f"The input has {length} tokens; the number must be between 1 and {most}.",
                 code="context_length_exceeded",
@@ -282,6 +282,8 @@ class EncodingCore:
             if type_ids is not None or num_skipped or schema is not None or output != "pooled":
                 types = None if type_ids is None else tuple(type_ids)
                 key = (key, types, num_skipped, schema, output)
+            if request.image is not None:
+                key = request.image.digest
             if (first := sequences.setdefault(key, item)) is item:
                 left -= item.num_tokens
             elif first.repeats is None:

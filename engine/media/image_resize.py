@@ -12,11 +12,13 @@ from PIL import Image
 from tidemill.protocol.in_flight import MemoryBudget
 
 from ..heap_trim import trim_heap
-from ..scheduling.images import ImageSpec, PromptImage
+from ..scheduling.images import Fit, ImageForm, ImageSpec, PromptImage
 from .image_decoding import decode, peak_bytes
 from .image_headers import ImageRefused
 
 _LARGE_BYTES = 64 * 2**20
+# Of an image that would have more pixels only the crop is computed, as near as its place in fp32.
+_MOST_RESIZED_PIXELS = 2**24
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +41,12 @@ class ResizedImage:
 
 
 def decode_and_resize(
-    data: bytes, image_spec: ImageSpec, *, max_pixels: int, budget: MemoryBudget, page: int = 0
+    data: bytes,
+    form: ImageSpec | ImageForm,
+    *,
+    max_pixels: int,
+    budget: MemoryBudget,
+    page: int = 0,
 ) -> ResizedImage:
     """Return a page of an image decoded and resized for a model; raises `ImageRefused`.
 
@@ -47,18 +54,34 @@ def decode_and_resize(
     """
     num_bytes = peak_bytes(data, max_pixels=max_pixels, page=page)
     with budget.reserve(num_bytes):
-        resized = _resized(decode(data, max_pixels=max_pixels, page=page), image_spec)
+        resized = _resized(decode(data, max_pixels=max_pixels, page=page), form)
         if num_bytes >= _LARGE_BYTES:
             trim_heap()  # otherwise this thread's arena would retain it during the next image
         return resized
 
 
-def _resized(image: Image.Image, image_spec: ImageSpec) -> ResizedImage:
+def _resized(image: Image.Image, form: ImageSpec | ImageForm) -> ResizedImage:
     try:
-        fit = image_spec.sizes.fit(image.height, image.width)
+        fit = form.sizes.fit(image.height, image.width)
     except ValueError as exc:
         raise ImageRefused(f"cannot be resized for this model: {exc}") from exc
-    resized = image.resize((fit.width, fit.height), Image.Resampling(image_spec.filter))
+    resampling = Image.Resampling(form.filter)
+    if form.crop is None:
+        resized = image.resize((fit.width, fit.height), resampling)
+    else:
+        resized = _cropped(image, fit, form.crop, resampling)
     pixels = np.array(resized)
-    digest = blake2b(pixels.tobytes(), digest_size=16, person=f"{fit.height}x{fit.width}".encode())
-    return ResizedImage(pixels, digest.digest(), fit.rows, fit.columns)
+    size = f"{resized.height}x{resized.width}".encode()
+    digest = blake2b(pixels.tobytes(), digest_size=16, person=size).digest()
+    return ResizedImage(pixels, digest, fit.rows, fit.columns)
+
+
+def _cropped(image: Image.Image, fit: Fit, side: int, resampling: Image.Resampling) -> Image.Image:
+    """Return the central square of `side` pixels of a resized image."""
+    left, top = (fit.width - side) // 2, (fit.height - side) // 2
+    if fit.width * fit.height <= _MOST_RESIZED_PIXELS:
+        whole = image.resize((fit.width, fit.height), resampling)
+        return whole.crop((left, top, left + side, top + side))
+    across, down = image.width / fit.width, image.height / fit.height
+    box = (left * across, top * down, (left + side) * across, (top + side) * down)
+    return image.resize((side, side), resampling, box=box)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 Span = tuple[int, int]
 
-EncodingOutput = Literal["pooled", "token_vectors", "token_weights"]
-"""The output of a sequence: its own, or a vector of each token, or a weight of each token."""
+EncodingOutput = Literal["pooled", "token_vectors", "token_weights", "image"]
+"""The output of a sequence: its own, or that of each token: a vector or a weight; or an image's."""
 
 
 class SchemaSpans(NamedTuple):
@@ -26,6 +26,13 @@ class SchemaSpans(NamedTuple):
     options: tuple[tuple[Span, ...], ...]
 
 
+class EncodingImage(NamedTuple):
+    """An image of the size that its tower reads, `[S, S, 3]`; equal ones have equal digests."""
+
+    pixels: NDArray[np.uint8]
+    digest: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class EncodingRequest:
     """The tokens of one sequence, including special ones, and the segment of each.
@@ -33,7 +40,8 @@ class EncodingRequest:
     `type_ids` are set if two texts are read together; with None all tokens belong to the first
     segment. The first `num_skipped` tokens are read, but excluded from pooling. With a `priority`
     it is interactive and comes before rows of files, which have none; a lower number comes first.
-    With `schema` the output is a logit for each option.
+    With `schema` the output is a logit for each option. An `image` is the content of a sequence
+    whose output is "image", and each of its tokens stands for a patch.
     """
 
     token_ids: list[int]
@@ -42,6 +50,7 @@ class EncodingRequest:
     priority: int | None = None
     schema: SchemaSpans | None = None
     output: EncodingOutput = "pooled"
+    image: EncodingImage | None = None
 
     @property
     def has_types(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,18 @@ class ImageSizing(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ImageForm:
+    """The form of a model's images: their size, and Pillow's number of the resampling filter.
+
+    With a `crop` only the central square of that many pixels remains.
+    """
+
+    sizes: ImageSizing
+    filter: int
+    crop: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ImageSpec:
     """A model's image inputs: placeholder tokens, sizes and attention.
 
@@ -49,6 +61,8 @@ class ImageSpec:
     is_bidirectional: bool
     has_axes: bool
     breaks: tuple[int, int] | None = None
+
+    crop: ClassVar[None] = None
 
     def placeholders(self, rows: int, columns: int) -> list[int]:
         """Return the placeholder tokens of an image in a prompt, row by row."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from ..config import EngineConfig
 from ..endpoints import text_endpoints, token_endpoints
 from ..endpoints.endpoint import Endpoint
 from ..endpoints.image_inputs import ImageSupport
-from ..endpoints.media_fetch import MediaFetcher, fetch_from
 from ..loop.assembly import make_core, measured_room
 from ..loop.generation import GenerationCore
 from ..model.families.overridden_config import read_overridden_config
@@ -32,7 +30,7 @@ from ..text.chat_template import ChatTemplate, read_chat_template
 from ..text.text_model import GenerationConfig, TextModel, eos_ids, read_generation_config
 from ..text.tokenizer import load_tokenizer
 from ..text.vocabulary import Vocabulary, load_vocabulary, recall_vocabulary
-from .task import LoadedTask, checked_truncation, start_engine
+from .task import LoadedTask, checked_truncation, image_support_of, start_engine
 
 
 class GenerationTask:
@@ -114,7 +112,7 @@ def _image_support(
     """Return a model's image support, or a note with the reason for its absence."""
     if model.vision_encoder is None:
         return None, ()
-    image_spec, limits = model.vision_encoder.image_spec, config.images
+    image_spec = model.vision_encoder.image_spec
     marks = {one for one in (image_spec.mark, *image_spec.spelling) if not isinstance(one, str)}
     if unknown := marks - vocabulary.added.keys():
         note = f"images are disabled for this model: its vocabulary has no token {min(unknown)}"
@@ -126,8 +124,7 @@ def _image_support(
             f"{' and '.join(_BREAKS)} as tokens {image_spec.breaks}"
         )
         return None, (note,)
-    fetch = fetch_from(replace(config.fetching, max_bytes=limits.max_bytes), config.read_object)
-    return ImageSupport(image_spec, limits, MediaFetcher(fetch, limits.max_bytes)), ()
+    return image_support_of(image_spec, config), ()
 
 
 def load_text_model(

@@ -33,7 +33,13 @@ from ..text.text_tokens import TokenLocator
 from ..text.tokenizer import load_tokenizer
 from ..text.truncation import TruncatingTokenizer
 from ..text.vocabulary import Vocabulary
-from .task import LoadedTask, checked_truncation, refuse_generation_settings, start_engine
+from .task import (
+    LoadedTask,
+    checked_truncation,
+    image_support_of,
+    refuse_generation_settings,
+    start_engine,
+)
 
 
 class PoolingTask:
@@ -61,6 +67,9 @@ class PoolingTask:
             encoder = encoder_model(config.model, description, vocabulary, model, template=template)
             truncation = checked_truncation(config, model.max_model_len)
             encoder = replace(encoder, truncate_prompt_tokens=truncation)
+            if (tower := model.image_tower) is not None:
+                images = image_support_of(tower.form, config)
+                encoder = replace(encoder, images=images, num_image_tokens=tower.num_tokens)
         notes = (*_notes_of(description), *model.notes)
         most = limits_of(model, config).max_num_seqs
         endpoints = encoder_endpoints(encoder)
@@ -130,6 +139,11 @@ def encoder_model(
     }
     if isinstance(description.head, MarkerHead) and (lost := MARKS - special_tokens.keys()):
         raise ModelRefused(f"{name}: its tokenizer has no {min(lost)}, which its decisions need.")
+    padding, text_form = special_tokens.get("pad_token"), model.text_form
+    if text_form is not None and text_form.length is not None:
+        if padding is None:
+            raise ModelRefused(f"{name}: its tokenizer has no pad_token, which its texts need.")
+        text_form = replace(text_form, length=model.max_model_len)
     labels_tokens = description.task == "token_classify"
     unknown = special_tokens.get("unk_token")
     reads_pairs = description.task == "score" and (
@@ -152,6 +166,8 @@ def encoder_model(
         special_tokens=special_tokens,
         locator=TokenLocator(vocabulary.backend, unknown and unknown[1]) if labels_tokens else None,
         skipped_ids=skipped_ids,
+        text_form=text_form,
+        padding_id=0 if padding is None else padding[1],
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -15,9 +15,12 @@ from tidemill.protocol.contract import EngineError
 
 from ..config import EngineConfig
 from ..endpoints.endpoint import Endpoint, EngineResult
+from ..endpoints.image_inputs import ImageSupport
+from ..endpoints.media_fetch import MediaFetcher, fetch_from
 from ..errors import ModelRefused
 from ..loop.core import EngineCore
 from ..loop.engine import Engine
+from ..scheduling.images import ImageForm, ImageSpec
 from ..text.vocabulary import Vocabulary, load_vocabulary, recall_vocabulary
 
 ModelT = TypeVar("ModelT")
@@ -80,6 +83,13 @@ def checked_truncation(config: EngineConfig, max_model_len: int) -> int | None:
             f"{max_model_len:,} tokens: use -1 for that length"
         )
     return num_tokens
+
+
+def image_support_of(image_spec: ImageSpec | ImageForm, config: EngineConfig) -> ImageSupport:
+    """Return the image support of a model by the settings."""
+    limits = config.images
+    fetch = fetch_from(replace(config.fetching, max_bytes=limits.max_bytes), config.read_object)
+    return ImageSupport(image_spec, limits, MediaFetcher(fetch, limits.max_bytes))
 
 
 class Task(Protocol):

@@ -18,6 +18,7 @@ from tidemill.protocol.contract import EngineError
 from ..errors import first_line_of
 from ..storage.disk_cache import CacheEntry, package_versions
 from ..storage.hub import file_origin, tokenizer_source
+from .siglip_tokenizer import load_siglip_tokenizer
 from .token_bytes import decoder_kind
 
 # Packages that affect, in addition to the files, the result of transformers.
@@ -79,7 +80,11 @@ def load_vocabulary(model: str, folder: Path | None) -> Vocabulary:
     source, folder = tokenizer_source(model, folder)
     fact = _fact_of(source, folder)
     try:
-        pretrained = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        pretrained = load_siglip_tokenizer(source)
+        if pretrained is None:
+            pretrained = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except EngineError:
+        raise
     except BaseException as exc:
         reraise_unless_broken(exc)
         raise EngineError(

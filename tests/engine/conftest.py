@@ -36,7 +36,9 @@ def proved() -> Iterator[None]:
         return
     loadings = [
         import_module(f"tidemill.engine.model.{name}")
-        for name in ("loading", "encoders.loading", "speech.loading")
+        for name in (
+            *("loading", "encoders.loading", "encoders.two_towers_loading", "speech.loading"),
+        )
     ]
     passed = import_module("tidemill.engine.model.native").ParityResult(
         holds=True, distance=0.0, num_layers=None

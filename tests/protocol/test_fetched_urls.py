@@ -54,6 +54,11 @@ def chat(part: object) -> dict[str, Any]:
         (chat("https"), {}),
         ({"messages": URL, "file_url": None, "prompt": URL, "input": [URL]}, {}),
         ({"messages": [URL, {"content": {"url": URL}}]}, {}),
+        ({"images": [DATA, URL, 1]}, {"images.1": URL}),
+        (
+            {"inputs": [{"content": [{"type": "image_url", "image_url": {"url": URL}}]}, URL]},
+            {"inputs.0.content.0": URL},
+        ),
     ],
 )
 def test_urls_are_listed_with_their_places(body: dict[str, Any], fetched: dict[str, str]) -> None:

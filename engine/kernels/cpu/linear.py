@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..elementwise import Gate
+from ..elementwise import SIGMOID_SLOPE, Gate
 from ..host_memory import WeightBlocks
 from ..linear import Epilogue
 from .jit_cache import compiled
@@ -103,7 +103,7 @@ def prepare(weight: Tensor, bias: Tensor | None, end: Epilogue) -> PackedLinear 
     units = inputs * size // WORD_BYTES
     if not supports(dtype) or not units or units * WORD_BYTES != inputs * size:
         return None
-    if isinstance(end, str) and end not in ACTIVATIONS:
+    if isinstance(end, str) and end not in (*ACTIVATIONS, "gelu_sigmoid"):
         return None
     halves = 2 if isinstance(end, Gate) else 1
     return PackedLinear(
@@ -121,6 +121,8 @@ def epilogue_arguments(end: Epilogue) -> tuple[int, np.float32, np.float32, np.f
     activation, gate = NO_ACTIVATION, Gate()
     if isinstance(end, Gate):
         activation, gate = ACTIVATIONS[end.activation], end
+    elif end == "gelu_sigmoid":
+        activation, gate = ACTIVATIONS["silu"] + ACTIVATION_ONLY, Gate(alpha=SIGMOID_SLOPE)
     elif end is not None:
         activation = ACTIVATIONS[end] + ACTIVATION_ONLY
     limit = np.inf if gate.limit is None else gate.limit

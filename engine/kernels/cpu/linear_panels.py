@@ -242,7 +242,8 @@ def _finish(builder: Any, sums: Any, bias: Any, target: Any, gate: Any, *, is_pa
                     builder.store(sum_, place_)
                 with builder.if_then(is_alone):
                     for place_, sum_ in zip(lanes, (first, second), strict=True):
-                        bent = _activate(builder, sum_, own_curve, simd.floats(1))
+                        alpha = simd.splat(builder, gate[1], FLOATS)
+                        bent = _activate(builder, sum_, own_curve, alpha)
                         builder.store(bent, place_)
                 for column, place_ in enumerate(lanes):
                     bent = builder.load(place_)

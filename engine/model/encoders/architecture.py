@@ -76,9 +76,10 @@ class EncoderArchitecture:
     """An encoder: embeddings, blocks, and the classifier on top of them.
 
     Post-norm: norms follow the residual addition. With `is_pre_norm` they precede attention and
-    MLP, and the first layer has none before its attention. The MLP is up, `activation` and down;
-    a gated activation joins two up projections. Position p has row p + `first_position` of the
-    position embeddings; without `num_positions` there are none. With `num_buckets` all layers
+    MLP, and the first layer has none before its attention, unless it `has_first_norm`, which is
+    then the norm of the embeddings, and no part of the residual. The MLP is up, `activation` and
+    down; a gated activation joins two up projections. Position p has row p + `first_position` of
+    the position embeddings; without `num_positions` there are none. With `num_buckets` all layers
     share a relative position bias of that many. `head` is the family's own for sequence
     classification, over the vectors of `head_pooling`, or of each token; the outputs of its last
     part are the labels. `token_head` is that for token classification, `language_head` that of a
@@ -101,6 +102,7 @@ class EncoderArchitecture:
     num_types: int = 0
     num_buckets: int = 0
     is_pre_norm: bool = False
+    has_first_norm: bool = False
     qkv_bias: bool = True
     o_proj_bias: bool = True
     mlp_bias: bool = True

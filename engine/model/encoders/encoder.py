@@ -44,17 +44,20 @@ class EncoderLayer:
     post_mlp_norm: LayerNormWeights
 
 
-class Encoder:
-    """A `EncoderNetwork` of an architecture and its weights by role, taken out of the dict."""
+class EncoderBlocks:
+    """The blocks of an architecture with their weights by role, taken out of the dict.
 
-    def __init__(self, model: EncoderArchitecture, weights: dict[str, Tensor]) -> None:
+    They count the layers that they start.
+    """
+
+    def __init__(
+        self,
+        model: EncoderArchitecture,
+        weights: dict[str, Tensor],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         self.num_layers_started = 0
-        words = weights.pop("word_embeddings")
-        dtype, device = words.dtype, words.device
-        self._words, self._places = words, _places(weights, dtype)
-        self._num_positions = model.num_positions or 1
-        self._has_positions = model.num_positions > 0
-        self._first_position = model.first_position
         self._ops = choose_elementwise(dtype, device)
         self._eps, self._is_pre_norm = model.layer_norm_eps, model.is_pre_norm
         ropes = list(dict.fromkeys(block.rope for block in model.blocks))
@@ -62,7 +65,6 @@ class Encoder:
             (rope, torch.tensor(rope.inv_freq if rope else (), device=device)) for rope in ropes
         ]
         linear_factory = choose_linear(self._ops, device)
-        self._embedding_norm = self._norm(weights, "embedding_norm")
         self._layers = []
         for index, block in enumerate(model.blocks):
             role = f"{index}."
@@ -81,13 +83,11 @@ class Encoder:
             )
         self.needs_torch = linear_factory.needs_torch
 
-    def can_replay(self, token_ids: NDArray[np.int32]) -> bool:
-        """Return False if padding tokens within texts change positions; see `EncoderNetwork`."""
-        padding_id = self._first_position - 1
-        return padding_id < 0 or not (token_ids == padding_id).any()
+    def run(self, x: Tensor, residual: Tensor, step: Step, attention: AttentionBackend) -> Tensor:
+        """Return the last hidden states `[N, H]` of the step's rows, of the first input `x [T, H]`.
 
-    def encode(self, step: Step, type_ids: Tensor | None, attention: AttentionBackend) -> Tensor:
-        """Run one step → `[N, H]` of its rows; see `EncoderNetwork.encode`."""
+        `residual [T, H]` may be the same tensor, and is overwritten otherwise.
+        """
         blocks, eps, rows = self._ops, self._eps, step.logit_rows
         cos_sin = [
             rotary_cos_sin(
@@ -95,7 +95,6 @@ class Encoder:
             )
             for rope, frequencies in self._ropes
         ]
-        x = residual = self._embedded(step, type_ids)  # [T, H]
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
             self.num_layers_started += 1
@@ -112,9 +111,40 @@ class Encoder:
             residual = residual if self._is_pre_norm else x
         return x
 
-    def _embedded(self, step: Step, type_ids: Tensor | None) -> Tensor:
-        norm = self._embedding_norm
+    def _norm(self, weights: dict[str, Tensor], role: str) -> LayerNormWeights:
+        weight = weights.pop(role)
+        bias = weights.pop(f"{role}_bias", torch.zeros_like(weight))
+        as_wanted = self._ops.norm_weight
+        return LayerNormWeights(as_wanted(weight, 0.0), as_wanted(bias, 0.0))
+
+
+class Encoder(EncoderBlocks):
+    """A `EncoderNetwork` of an architecture and its weights by role, taken out of the dict."""
+
+    def __init__(self, model: EncoderArchitecture, weights: dict[str, Tensor]) -> None:
+        words = weights.pop("word_embeddings")
+        super().__init__(model, weights, words.dtype, words.device)
+        self._words, self._places = words, _places(weights, words.dtype)
+        self._num_positions = model.num_positions or 1
+        self._has_positions = model.num_positions > 0
+        self._first_position = model.first_position
+        self._has_first_norm = model.has_first_norm
+        self._embedding_norm = self._norm(weights, "embedding_norm")
+
+    def can_replay(self, token_ids: NDArray[np.int32]) -> bool:
+        """Return False if padding tokens within texts change positions; see `EncoderNetwork`."""
+        padding_id = self._first_position - 1
+        return padding_id < 0 or not (token_ids == padding_id).any()
+
+    def encode(self, step: Step, type_ids: Tensor | None, attention: AttentionBackend) -> Tensor:
+        """Run one step → `[N, H]` of its rows; see `EncoderNetwork.encode`."""
         words = functional.embedding(step.token_ids, self._words)  # [T, H]
+        x = self._embedded(words, step, type_ids)
+        return self.run(x, words if self._has_first_norm else x, step, attention)
+
+    def _embedded(self, words: Tensor, step: Step, type_ids: Tensor | None) -> Tensor:
+        """Return the norm of the embeddings of tokens; their sum replaces `words`."""
+        norm = self._embedding_norm
         if self._places is None:
             return self._ops.layer_norm(words, norm.weight, norm.bias, self._eps)
         places = self._places_of(step)
@@ -139,12 +169,6 @@ class Encoder:
         lengths = host.query_starts.diff().long()
         places = (counts - begun.repeat_interleave(lengths)) * is_text + first - 1
         return places.int().to(step.positions.device)
-
-    def _norm(self, weights: dict[str, Tensor], role: str) -> LayerNormWeights:
-        weight = weights.pop(role)
-        bias = weights.pop(f"{role}_bias", torch.zeros_like(weight))
-        as_wanted = self._ops.norm_weight
-        return LayerNormWeights(as_wanted(weight, 0.0), as_wanted(bias, 0.0))
 
 
 def _places(weights: dict[str, Tensor], dtype: torch.dtype) -> Tensor | None:

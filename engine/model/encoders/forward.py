@@ -18,6 +18,7 @@ from ...kernels.backends import torch_on_all_threads
 from ...kernels.pooling import Segments
 from ...kernels.step import Step, pack_arrays
 from ...scheduling.encoding import EncodingRequest
+from .image_encoder import ImageTower
 from .loaded_encoder import LoadedEncoder
 from .pooler import TokenSelection
 
@@ -77,7 +78,7 @@ class PackedBatch(NamedTuple):
 _BESIDES = frozenset({"type_ids", "row_starts", "skipped"})
 
 
-def num_pages(model: LoadedEncoder, num_tokens: int, num_sequences: int) -> int:
+def num_pages(model: LoadedEncoder | ImageTower, num_tokens: int, num_sequences: int) -> int:
     """Return the most pages that a step of that many tokens and sequences can need."""
     return num_tokens // model.backend.page_size + num_sequences
 
@@ -100,6 +101,20 @@ def encoded(model: LoadedEncoder, attention: AttentionBackend, batch: PackedBatc
     """
     hidden = model.network.encode(batch.step, batch.type_ids, attention)
     return model.pooler(hidden, batch.segments) if model.decision_network is None else hidden
+
+
+@torch.inference_mode()
+def run_images(
+    tower: ImageTower, attention: AttentionBackend, sequences: Sequence[TokenSequence]
+) -> Tensor:
+    """Return the vector of each image, `[B, D]` fp32."""
+    batch = pack(sequences, tower.pooler.wanted, tower)
+    attention.prepare(batch.step)
+    images = [sequence.request.image for sequence in sequences]
+    pixels = np.stack([image.pixels for image in images if image is not None])
+    levels = torch.from_numpy(pixels).to(tower.device)
+    hidden = tower.network.encode(levels, batch.step, attention)
+    return tower.pooler(hidden, batch.segments)
 
 
 def wanted_by(model: LoadedEncoder) -> TokenSelection:
@@ -138,7 +153,9 @@ def hidden_states(
 
 
 def pack(
-    sequences: Sequence[TokenSequence], wanted: TokenSelection, model: LoadedEncoder
+    sequences: Sequence[TokenSequence],
+    wanted: TokenSelection,
+    model: LoadedEncoder | ImageTower,
 ) -> PackedBatch:
     """Concatenate sequences, and copy them at once; the `wanted` tokens become rows."""
     return copied(batch_arrays(sequences, wanted, model), model.device)
@@ -150,7 +167,9 @@ def copied(arrays: dict[str, NDArray[Any]], device: torch.device) -> PackedBatch
 
 
 def batch_arrays(
-    sequences: Sequence[TokenSequence], wanted: TokenSelection, model: LoadedEncoder
+    sequences: Sequence[TokenSequence],
+    wanted: TokenSelection,
+    model: LoadedEncoder | ImageTower,
 ) -> dict[str, NDArray[Any]]:
     """Return the arrays of some sequences, each on separate pages, by their names; pages last."""
     page_size = model.backend.page_size

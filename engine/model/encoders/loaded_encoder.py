@@ -11,18 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...kernels.attention import (
-    AttentionBackend,
-    AttentionBackendType,
-    AttentionShape,
-    HeadNorms,
-)
+from ...kernels.attention import AttentionBackend, AttentionBackendType, AttentionShape
 from ...kernels.backends import choose_recurrence
 from ...kernels.hybrid import make_hybrid
 from ...kernels.recurrence import RecurrentBackend, RecurrentShape, RuleWeights
 from ...kernels.step import Step
 from ...scheduling.encoding import EncodingOutput, SchemaSpans
+from .image_encoder import ImageTower
 from .pooler import Pooler
+from .shared_pages import SharedPages
+from .two_towers import TextForm
 
 
 class EncoderNetwork(Protocol):
@@ -54,8 +52,8 @@ class LoadedEncoder:
     if unknown), `width` that of a sequence's output. The model
     distinguishes segments if `num_types` is above 1. `lexicon [V, H]` are the output embeddings, if
     its head reads them. `token_poolers` give the outputs of tokens, if the model has its own heads
-    for them. A `decision_network` takes the place of the pooler. `notes` are for the
-    user.
+    for them. A `decision_network` takes the place of the pooler. Images of a model of two towers
+    have an `image_tower`, and texts a `text_form`. `notes` are for the user.
     """
 
     network: EncoderNetwork
@@ -74,6 +72,8 @@ class LoadedEncoder:
     lexicon: Tensor | None = None
     token_poolers: Mapping[EncodingOutput, Pooler] = field(default_factory=dict)
     decision_network: Callable[[Tensor, Tensor, SchemaSpans], Tensor] | None = None
+    image_tower: ImageTower | None = None
+    text_form: TextForm | None = None
 
     @property
     def width(self) -> int:
@@ -99,33 +99,6 @@ class LoadedEncoder:
         recurrence = make(rules, num_sequences, self.dtype, self.device)
         places = [rules.index(shape) for shape in self.recurrent_shapes]
         return make_hybrid(attention, _SharedRecurrence(recurrence, places))
-
-
-class SharedPages:
-    """A backend whose layers have no past: those of one shape share the pages of `backend`."""
-
-    def __init__(self, backend: AttentionBackend, places: Sequence[int]) -> None:
-        self.page_size, self.copies_slots = backend.page_size, backend.copies_slots
-        self.backend = backend
-        self._places = places
-
-    def prepare(self, step: Step) -> None:
-        """See `AttentionBackend.prepare`."""
-        self.backend.prepare(step)
-
-    def store_qkv(
-        self, layer: int, qkv: Tensor, cos_sin: Tensor, norms: HeadNorms | None
-    ) -> Tensor:
-        """See `AttentionBackend.store_qkv`."""
-        return self.backend.store_qkv(self._places[layer], qkv, cos_sin, norms)
-
-    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """See `AttentionBackend.store`."""
-        self.backend.store(self._places[layer], key, value)
-
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """See `AttentionBackend.attend`."""
-        return self.backend.attend(self._places[layer], query, sinks)
 
 
 class _SharedRecurrence:

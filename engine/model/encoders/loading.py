@@ -167,6 +167,10 @@ def load_encoder(settings: EngineConfig, pooling_config: PoolingConfig) -> Loade
 
 
 def _loaded(settings: EngineConfig, pooling_config: PoolingConfig) -> LoadedEncoder:
+    if pooling_config.has_two_towers:
+        from .two_towers_loading import load_two_towers  # which reads images: others need it not
+
+        return load_two_towers(settings, pooling_config)
     hf_config = parse_hf_config(settings.model, pooling_config.config)
     if hf_config.quantization_config:
         raise ModelRefused(f"{settings.model}: {QUANTISED}")

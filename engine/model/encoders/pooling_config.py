@@ -75,11 +75,14 @@ _TAGS = "ForTokenClassification"
 _LANGUAGE_HEADS = ("ForMaskedLM", "ForPreTraining", "ForCausalLM")
 # Networks whose names end in "Model" but which have a head to generate text.
 _WRITES = ("LMHeadModel", "ChatModel")
-# Networks of two towers whose projected vectors are compared, and their parts.
-_TWO_TOWERS = frozenset(
+# Networks of a tower of texts and one of images: see `two_towers`.
+TWO_TOWERS = frozenset({"clip", "siglip"})
+# Other networks of two towers whose projected vectors are compared, and their parts.
+_OTHER_TOWERS = frozenset(
     """
-    align altclip blip chinese_clip clap clip clip_text_model clipseg clvp flava groupvit metaclip_2
-    owlv2 owlvit siglip siglip2 siglip_text_model siglip2_text_model vision-text-dual-encoder xclip
+    align altclip blip chinese_clip clap clip_text_model clip_vision_model clipseg clvp flava
+    groupvit metaclip_2 owlv2 owlvit siglip2 siglip_text_model siglip_vision_model
+    siglip2_text_model siglip2_vision_model vision-text-dual-encoder xclip
     """.split()
 )
 # Networks that read the positions of words on a page, markup or an image next to the text.
@@ -161,6 +164,11 @@ class PoolingConfig:
         if settings.max_model_len is not None:
             return positions
         return min(positions, self.max_seq_length or positions)
+
+    @property
+    def has_two_towers(self) -> bool:
+        """Return whether images have vectors, too, in the same space as texts."""
+        return self.task == "embed" and _kind(self.config) in TWO_TOWERS
 
     @property
     def architecture(self) -> str:
@@ -268,7 +276,9 @@ def _unserved_head(raw: Mapping[str, Any], settings: EngineConfig, files: ModelF
 def _of_vectors(raw: Mapping[str, Any], files: ModelFiles, stack: Stack | None) -> PoolingConfig:
     modules: tuple[Module, ...] = ()
     kind = _kind(raw)
-    if kind in _TWO_TOWERS:
+    if kind in TWO_TOWERS:
+        return PoolingConfig(config=raw, task="embed", normalize=True, **_of_texts(files))
+    if kind in _OTHER_TOWERS:
         raise files.refusal(
             f"model type {kind!r} compares texts with another modality, which is not supported."
         )
@@ -431,8 +441,9 @@ def _of_decisions(raw: Mapping[str, Any], files: ModelFiles, head: DecisionHead)
 
 def _vectors_with(read: PoolingConfig, options: SavedFields) -> PoolingConfig:
     """Return a description in which the pooling options override the files."""
-    options.only(*_POOLING_NAMES, *_ACTIVATION_NAMES)
-    for name in _POOLING_NAMES:
+    names = () if read.has_two_towers else _POOLING_NAMES
+    options.only(*names, *_ACTIVATION_NAMES)
+    for name in names:
         if options.fields.get(name) is not None:
             mode = _MODES_BY_NAME.get(options.text(name, "").upper())
             if mode is None:

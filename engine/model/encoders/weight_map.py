@@ -34,7 +34,12 @@ def weights_of(model: EncoderArchitecture) -> Iterator[Weight]:
         heads = model.blocks[0].attention.num_query_heads
         key = f"{base}{names.position_bias}.weight"
         yield whole("position_bias", key, model.num_buckets, heads)
-    yield from _norm(model, "embedding_norm", base + names.embedding_norm)
+    yield from norm_weights(model, "embedding_norm", base + names.embedding_norm)
+    yield from layer_weights(model)
+
+
+def layer_weights(model: EncoderArchitecture) -> Iterator[Weight]:
+    """Yield the weights of all layers."""
     for index in range(len(model.blocks)):
         yield from _layer(model, index)
 
@@ -73,17 +78,18 @@ def _layer(model: EncoderArchitecture, index: int) -> Iterator[Weight]:
     if model.mlp_bias:
         yield stacked(f"{role}up_proj_bias", prefix, "bias", up)
         yield whole(f"{role}down_proj_bias", f"{prefix}{names.down_proj}.bias", hidden)
-    yield from _norm(model, f"{role}post_attention_norm", prefix + names.post_attention_norm)
+    yield from norm_weights(model, f"{role}post_attention_norm", prefix + names.post_attention_norm)
     if model.is_pre_norm:
         is_last = index + 1 == len(model.blocks)
         following = f"{names.layer.format(index + 1)}.{names.post_mlp_norm}"
         after = f"{names.base_model_prefix}.{names.final_norm if is_last else following}"
     else:
         after = prefix + names.post_mlp_norm
-    yield from _norm(model, f"{role}post_mlp_norm", after)
+    yield from norm_weights(model, f"{role}post_mlp_norm", after)
 
 
-def _norm(model: EncoderArchitecture, role: str, key: str) -> Iterator[Weight]:
+def norm_weights(model: EncoderArchitecture, role: str, key: str) -> Iterator[Weight]:
+    """Yield the weight of a norm, and its bias if it has one."""
     yield whole(role, f"{key}.weight", model.hidden_size)
     if model.norm_bias:
         yield whole(f"{role}_bias", f"{key}.bias", model.hidden_size)

@@ -10,13 +10,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import first_line_of
-from ...scheduling.images import Fit, ImageSpec
+from ...scheduling.images import Fit, ImageForm, ImageSizing, ImageSpec
 from ...storage.hub import find_file
 from ..config.hf_config import ConfigFields, HFConfig, UnsupportedConfig
 
@@ -95,6 +95,28 @@ class LongestEdge:
 
 
 @dataclass(frozen=True, slots=True)
+class ShortestEdge:
+    """An image keeps its shape, with a shorter side of `shortest`, before it is cropped."""
+
+    shortest: int
+
+    def fit(self, height: int, width: int) -> Fit:
+        """Return that size: transformers' for CLIP."""
+        short, long = sorted((height, width))
+        longer = int(self.shortest * long / short)
+        if width <= height:
+            return Fit(longer, self.shortest, 1, 1)
+        return Fit(self.shortest, longer, 1, 1)
+
+
+class TowerImages(NamedTuple):
+    """Images of a tower that stands alone, of one size; `shades` are as in `VisionConfig`."""
+
+    form: ImageForm
+    shades: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
 class VisionConfig:
     """Image preprocessing of a multimodal model, whose `model_type` is `kind`.
 
@@ -127,6 +149,20 @@ def read_vision_config(
         return VisionConfig(kind, image_spec, shades)
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as exc:
         raise UnsupportedConfig(f"its image settings contradict each other: {exc!r}") from exc
+
+
+def read_tower_images(name: str, kind: str, side: int) -> TowerImages:
+    """Return the images of a CLIP or SigLIP model, whose tower takes squares of `side` pixels."""
+    try:
+        fields = ConfigFields(_PREPARATION, _preparation(name))
+        form, shades = _TOWERS[kind](fields)
+        _close(fields)
+    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as exc:
+        raise UnsupportedConfig(f"its image settings contradict each other: {exc!r}") from exc
+    size = form.crop or (form.sizes.height if isinstance(form.sizes, OneSize) else None)
+    if size != side:
+        raise UnsupportedConfig(f"{_PREPARATION} has a different image size than its tower")
+    return TowerImages(form, shades)
 
 
 def supported_types() -> tuple[str, ...]:
@@ -235,7 +271,43 @@ def _mistral3(
     return image_spec, _shades(fields, _CLIP_MEAN, _CLIP_STD)
 
 
-def _close(fields: ConfigFields, image_spec: ImageSpec) -> None:
+def _clip(fields: ConfigFields) -> tuple[ImageForm, NDArray[np.float32]]:
+    return _squares(fields, {"shortest_edge": 224}, 224), _shades(fields, _CLIP_MEAN, _CLIP_STD)
+
+
+def _siglip(fields: ConfigFields) -> tuple[ImageForm, NDArray[np.float32]]:
+    default = {"height": 224, "width": 224}
+    return _squares(fields, default, None), _shades(fields, [0.5] * 3, [0.5] * 3)
+
+
+def _squares(
+    fields: ConfigFields, default: Mapping[str, int], default_crop: int | None
+) -> ImageForm:
+    """Return the form of images that become squares: resized to one, or cropped to one."""
+    size, crop = fields.get("size", default), fields.get("crop_size", default_crop)
+    size = {"shortest_edge": size} if type(size) is int else size
+    crop = {"height": crop, "width": crop} if type(crop) is int else crop
+    is_cropped = fields.flag("do_center_crop", default=default_crop is not None)
+    sides: dict[str, Any] = {**size}
+    if not all(type(side) is int and 0 < side <= _MOST_SIDE for side in sides.values()):
+        raise UnsupportedConfig(f"{_PREPARATION} has unsupported size {size!r}")
+    height, width = sides.get("height"), sides.get("width")
+    least = sides.get("shortest_edge", min(height or 0, width or 0))
+    sizes: ImageSizing = ShortestEdge(least)
+    if sides.keys() == {"height", "width"} and height == width:
+        sizes = OneSize(least, least, 1)
+    elif sides.keys() != {"shortest_edge"} or not is_cropped:
+        raise UnsupportedConfig(f"{_PREPARATION} has unsupported size {size!r}")
+    filter_ = _filter(fields, _BICUBIC)
+    if not is_cropped:
+        return ImageForm(sizes, filter_)
+    side = crop.get("height")
+    if side != crop.get("width") or type(side) is not int or not 0 < side <= least:
+        raise UnsupportedConfig(f"{_PREPARATION} has unsupported crop_size {crop!r}")
+    return ImageForm(sizes, filter_, side)
+
+
+def _close(fields: ConfigFields, image_spec: ImageSpec | None = None) -> None:
     """Refuse to understand images if a field of their preparation was not used."""
     for key in _NAMES:
         fields.get(key)
@@ -243,6 +315,8 @@ def _close(fields: ConfigFields, image_spec: ImageSpec) -> None:
         if not fields.flag(key, default=True):
             raise UnsupportedConfig(f"{_PREPARATION} has unsupported {key} false")
     fields.check_all_read()
+    if image_spec is None:
+        return
     tokens = [one for one in (image_spec.mark, *image_spec.spelling) if not isinstance(one, str)]
     if not all(type(one) is int and one >= 0 for one in tokens):
         raise UnsupportedConfig(f"it has unsupported image tokens {tokens!r}")
@@ -268,6 +342,7 @@ def _shades(fields: ConfigFields, mean: list[float], std: list[float]) -> NDArra
     return (levels - means[:, None]) / stds[:, None]
 
 
+_TOWERS = {"clip": _clip, "siglip": _siglip}
 _Reader = Callable[[Mapping[str, Any], ConfigFields], tuple[ImageSpec, NDArray[np.float32]]]
 _READERS: dict[str, _Reader] = {
     "gemma3": _gemma3,

@@ -11,6 +11,8 @@ import pytest
 from tests.engine.scripted_encoder import CLS, MAX_MODEL_LEN, Scene, encoder_model
 
 URL = "/v2/embed"
+IMAGE = "data:image/png;base64,AA=="
+PART = {"type": "image_url", "image_url": {"url": IMAGE}}
 LONG = "word " * 40
 
 
@@ -121,7 +123,12 @@ async def test_bytes_are_of_vectors_of_length_one() -> None:
         ({"texts": ["a"], "embedding_types": "int8"}, "embedding_types", "must be"),
         ({"texts": ["a"], "output_dimension": 3}, "output_dimension", "`output_dimension` cannot"),
         ({"texts": ["a"], "input_type": "serch_query"}, "input_type", "one of classification"),
-        ({"texts": ["a"], "images": ["data:image/png;base64,AA=="]}, "images", "not supported"),
+        ({"texts": ["a"], "images": [IMAGE]}, "images", "cannot be used together"),
+        ({"images": [IMAGE]}, "images.0", "this model does not support images"),
+        ({"images": []}, "images", "must not be empty"),
+        ({"images": ["a.png"]}, "images.0", "must be an http://, https:// or s3:// URL"),
+        ({"inputs": [{"content": [PART]}]}, "inputs.0.content.0", "does not support images"),
+        ({"inputs": [{"content": [PART, PART]}]}, "inputs.0.content", "or one image part"),
     ],
 )
 async def test_an_invalid_body_is_refused_by_the_name_of_its_field(

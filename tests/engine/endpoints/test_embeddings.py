@@ -320,6 +320,15 @@ async def test_a_conversation_needs_a_template() -> None:
     assert (error["param"], "--chat-template" in error["message"]) == ("messages", True)
 
 
+@pytest.mark.parametrize("url", [URL, "/pooling"])
+async def test_an_image_is_refused_by_a_model_of_texts(url: str) -> None:
+    """Its template would leave the image out."""
+    scene = Scene(encoder_model(template="{{ messages[0].content }}"))
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    error = await scene.error(url, messages=[{"role": "user", "content": [part]}])
+    assert (error["param"], error["code"]) == ("messages.0.content.0", "images_not_supported")
+
+
 async def test_values_that_are_not_finite_fail_their_own_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

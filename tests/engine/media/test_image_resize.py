@@ -15,7 +15,12 @@ from tests.engine.vision_models import PREPARED, config_of
 from tidemill.engine.media import image_resize
 from tidemill.engine.media.image_resize import decode_and_resize
 from tidemill.engine.model.config.hf_config import read_hf_config
-from tidemill.engine.model.vision.preprocessor_config import VisionConfig, read_vision_config
+from tidemill.engine.model.vision.preprocessor_config import (
+    ShortestEdge,
+    VisionConfig,
+    read_vision_config,
+)
+from tidemill.engine.scheduling.images import ImageForm
 from tidemill.protocol.in_flight import MemoryBudget
 
 KINDS = ["gemma3", "qwen2_5_vl"]
@@ -68,6 +73,26 @@ def test_pixels_are_those_of_transformers_processor(
         len(expected["pixel_values"]), -1
     )
     assert np.array_equal(patches, np.asarray(expected["pixel_values"]))
+
+
+@pytest.mark.parametrize("size", [(9, 9), (31, 400), (400, 31)], ids=str)
+def test_a_crop_of_a_huge_image_is_computed_alone(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It differs from the crop of the whole by the rounding of a few levels."""
+    form, data = ImageForm(ShortestEdge(36), 3, crop=32), png(*size)
+    whole = decode_and_resize(data, form, max_pixels=10**6, budget=BUDGET).pixels
+    monkeypatch.setattr(image_resize, "_MOST_RESIZED_PIXELS", 0)
+    alone = decode_and_resize(data, form, max_pixels=10**6, budget=BUDGET).pixels
+    assert whole.shape == alone.shape == (32, 32, 3)
+    assert np.abs(whole.astype(int) - alone).max() <= 1
+    assert (whole != alone).mean() < 0.01
+
+
+def test_a_line_of_pixels_is_cropped_within_memory() -> None:
+    """Resized as a whole it would have a billion pixels."""
+    form, data = ImageForm(ShortestEdge(224), 3, crop=224), png(20_000, 1)
+    assert decode_and_resize(data, form, max_pixels=10**6, budget=BUDGET).pixels.shape[0] == 224
 
 
 def test_a_digest_identifies_the_pixels(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_halves_are_joined_as_by_the_reference(
         close(product(x), reference.act_and_mul(both.float(), gate).double(), 40)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu_sigmoid", "gelu"])
 @pytest.mark.parametrize("outputs", [WIDTH, 50, 1])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sums_are_bent_as_by_the_reference(
