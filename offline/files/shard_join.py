@@ -201,9 +201,10 @@ def join_shards(
         for whole in wholes:
             refuse_existing(whole, force=force)
         # The output comes last: if it exists, everything is complete.
-        for file in reversed(files):
-            file.place(only_if_rows=file is not files[0])
+        for file in files[1:]:
+            file.place(only_if_rows=True)
         _save_settings(output, joined_settings(zip(settings, num_rows, strict=True)))
+        files[0].place()
     num_errors = sum(mark.num_errors for mark in marks) if check is None else check.num_errors
     if remove:
         for each in shards:

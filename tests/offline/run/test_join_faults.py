@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -59,3 +60,17 @@ def test_a_join_that_fails_leaves_the_shards(  # noqa: PLR0917 - fixtures and ca
             assert all((tmp_path / name).exists() for name in shards), fault
             assert main(["join", "out", *flags]) == 0, fault
             assert out.read_bytes() == whole, fault
+
+
+def test_an_output_has_its_settings_when_it_appears(
+    run: Any, write_input: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A later retry compares them, so a join that ends between the two has no output."""
+    source, out = write_input(line("a"), line("b")), tmp_path / "out"
+    for number in (1, 2):
+        assert run("-i", source, "-o", out, "--shard", f"{number}/2") == 0
+    with patch("tidemill.offline.files.shard_join.joined_settings", side_effect=MemoryError):
+        assert main(["join", str(out)]) == 1
+    assert not out.exists()
+    assert main(["join", str(out)]) == 0
+    assert (tmp_path / "out.settings").exists()
