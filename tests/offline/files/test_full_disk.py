@@ -27,7 +27,8 @@ Fill = Callable[[ModuleType], None]
 def fill(monkeypatch: pytest.MonkeyPatch) -> Fill:
     """Return a function that makes the temporary files of a module those of a full disk."""
     full = SimpleNamespace(
-        TemporaryFile=lambda **_: Path("/dev/full").open("r+b"), gettempdir=tempfile.gettempdir
+        TemporaryFile=lambda **_: Path("/dev/full").open("r+b"),  # noqa: SIM115 - closed by the code
+        gettempdir=tempfile.gettempdir,
     )
     return lambda module: monkeypatch.setattr(module, "tempfile", full)
 
