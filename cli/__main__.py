@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
 import os
-import sys
 
 # Importing `signal` loads enum, re and more, and Ctrl-C would show their traceback.
 if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
@@ -18,10 +17,11 @@ install_early_handlers()
 
 def main() -> None:
     """Run the command and end the process with its exit status."""
+    from tidemill.offline.console.terminal import fill_standard_descriptors
+
+    fill_standard_descriptors()
     from .main import main as run
 
-    if sys.stderr is None:  # closed by the parent: messages are discarded
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - until the end
     try:
         status = run()
     except SystemExit as exc:  # argparse, after help or usage

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json, to_json
 
+from tidemill.batch.file.run_line import is_being_cancelled
 from tidemill.protocol.contract import EngineError, Reply, Served, StreamedReply, Usage
 
 from .frames import Answer, AnswerKind, Ask
@@ -107,6 +108,8 @@ async def answer_request(
             await send(Answer(ticket, AnswerKind.REPLY, data))
     except EngineError:
         raise
-    except Exception as exc:  # noqa: BLE001 - a fault of one request must not end others
+    except (Exception, asyncio.CancelledError) as exc:  # one request's fault must not end others
+        if isinstance(exc, asyncio.CancelledError) and is_being_cancelled():
+            raise
         words = f"{type(exc).__name__}: {exc}".encode("utf-8", "replace")
         await send(Answer(ticket, AnswerKind.FAULT, words))

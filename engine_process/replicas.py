@@ -220,7 +220,7 @@ class Replicas:
         self._starting.add(replica)
         task = asyncio.create_task(self._restart(replica, client, is_broken=exc.is_broken))
         self._restarts.add(task)
-        task.add_done_callback(self._restarts.discard)
+        task.add_done_callback(self._note_restart)
         return task
 
     async def _restart(self, replica: Replica, client: EngineClient, *, is_broken: bool) -> bool:
@@ -238,6 +238,12 @@ class Replicas:
             self._starting.discard(replica)
         self._changed()
         return replica.client is not None
+
+    def _note_restart(self, task: asyncio.Task[bool]) -> None:
+        """Forget a restart; one that ended without assigning requests leaves them waiting."""
+        self._restarts.discard(task)
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            self._fail(f"requests cannot be assigned to engines: {exc!r}")
 
     def _fail(self, reason: str) -> None:
         """Record that no engine can continue, and the reason."""

@@ -74,7 +74,10 @@ def run_profiled(
 
 @contextmanager
 def profiled(folders: Sequence[str], fault: Fault | None = None) -> Iterator[Counter[Call]]:
-    """Count the calls in files of these folders while entered, and raise a fault in one of them."""
+    """Count the calls in files of these folders while entered.
+
+    With a fault, only the calls of its function are counted, and one of them fails.
+    """
     paths = tuple(str(ROOT / folder) for folder in folders)
     calls: dict[tuple[CodeType, str, str], Call | None] = {}
     codes: dict[CodeType, str | None] = {}
@@ -101,8 +104,16 @@ def profiled(folders: Sequence[str], fault: Fault | None = None) -> Iterator[Cou
         if call == target and fault is not None and counts[call] == number + 1:
             raise fault.exception()
 
-    threading.setprofile(profile)
-    sys.setprofile(profile)
+    caller, _, called = ("", "", "") if target is None else target.function.partition(" > ")
+
+    def profile_target(frame: FrameType, event: str, value: Any) -> None:
+        # Few instructions: it runs for every call of the process.
+        if frame.f_code.co_qualname == caller and event.startswith("c_") == bool(called):
+            profile(frame, event, value)
+
+    profiling = profile if fault is None else profile_target
+    threading.setprofile(profiling)
+    sys.setprofile(profiling)
     try:
         yield counts
     finally:

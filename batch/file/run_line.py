@@ -72,7 +72,7 @@ async def run_line(
     except EngineError:
         raise
     except (Exception, asyncio.CancelledError) as exc:
-        if isinstance(exc, asyncio.CancelledError) and _is_being_cancelled():
+        if isinstance(exc, asyncio.CancelledError) and is_being_cancelled():
             raise
         error = _failure_of(exc)
         row = print_reply(line, error.status_code, error_body(error), dialect=dialect)
@@ -100,7 +100,8 @@ def _check_length(row: bytes, max_row_bytes: int) -> None:
         raise RowError(f"its row would have {len(row):,} bytes; the limit is {max_row_bytes:,}")
 
 
-def _is_being_cancelled() -> bool:
+def is_being_cancelled() -> bool:
+    """Return whether the current task is cancelled, instead of a future that it awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

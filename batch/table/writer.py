@@ -44,6 +44,13 @@ def open_writer(file: IO[bytes], schema: pa.Schema, form: TableFormat) -> TableW
             return JsonWriter(file)
 
 
+class _GroupWriter(pq.ParquetWriter):
+    """Writer that is closed only on request: after a failure, its file may be closed already."""
+
+    def __del__(self) -> None:
+        """Do nothing, instead of printing that the file cannot be completed."""
+
+
 class ParquetWriter:
     """Parquet with zstd, in row groups of bounded size; vectors are uncompressed."""
 
@@ -51,7 +58,7 @@ class ParquetWriter:
         self._schema = schema = _stored(schema, "parquet")
         # Vectors have no numbers in common, so dictionaries and compression only cost time.
         vectors = [field.name for field in schema if pa.types.is_fixed_size_list(field.type)]
-        self._writer = pq.ParquetWriter(
+        self._writer = _GroupWriter(
             file,
             schema,
             compression={

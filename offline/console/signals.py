@@ -47,7 +47,7 @@ def end_process(status: int) -> NoReturn:
 
     Model libraries abort if they are torn down while one of their threads runs.
     """
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # one that is closed is None
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(status)

@@ -6,13 +6,27 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Final, Literal
 
 from .errors import OutputLost, failure_of
 
 Colour = Literal["red", "green", "yellow", "blue"]
 
+_STDERR: Final = 2
 _CODES: dict[Colour, int] = {"red": 31, "green": 32, "yellow": 33, "blue": 34}
+
+
+def fill_standard_descriptors() -> None:
+    """Open the null device in place of standard streams that the parent process has closed.
+
+    Otherwise an output file might be opened as standard error, and get the messages of libraries.
+    Ours are discarded; commands that need standard input or output say that it is closed.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        pass
+    os.close(descriptor)
+    if sys.stderr is None:
+        sys.stderr = open(_STDERR, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - until the end
 
 
 def log(text: str) -> None:
@@ -40,6 +54,8 @@ def failures_noted(words: str) -> Iterator[None]:
 
 def print_output(text: str) -> None:
     """Print lines on standard output; raises OutputLost when the reader is gone."""
+    if sys.stdout is None:
+        raise OutputLost("standard output is closed")
     try:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()

@@ -33,6 +33,11 @@ class Selection:
     num_escalated: int
     gold: Mapping[str, Any] | None = None
 
+    @property
+    def num_rows_by_model(self) -> tuple[int, int]:
+        """Return how many rows the first and the second model have."""
+        return self.num_rows, self.num_escalated
+
 
 @dataclass(frozen=True, slots=True)
 class CascadeFiles:

@@ -21,7 +21,7 @@ from tidemill.batch.file.lines import FormatError, RawLine, read_lines, read_pla
 from ..console.errors import BadInput
 from ..console.terminal import log
 from .shard import Shard, ShardLines, find_shard_lines
-from .source import Source
+from .source import Source, discard
 
 if TYPE_CHECKING:
     from ..plan.line_index import LineIndex
@@ -78,7 +78,7 @@ class InputFile:
         if self.form.is_plain:
             return self
         copy: IO[bytes] = tempfile.TemporaryFile(dir=tmp_dir)  # noqa: SIM115 - until the end
-        stack.callback(copy.close)
+        stack.callback(discard, copy)
         try:
             stream = self._stream()
             while data := stream.read(_COPIED_BYTES):

@@ -11,6 +11,7 @@ from typing import IO
 
 from ..console.errors import OutputLost, Refused
 from .paths import STANDARD_STREAM, check_paths, is_regular_or_new, is_remote
+from .source import discard
 
 
 def check_new_file(name: str, sources: Iterable[str], *, force: bool) -> None:
@@ -65,13 +66,14 @@ def open_new_file(name: str) -> Iterator[NewFile]:
     with _write_errors(name):
         stream = part.open("wb")
     try:
-        with stream:
-            file = NewFile(stream, name)
-            yield file
-            file.flush()
+        file = NewFile(stream, name)
+        yield file
+        file.flush()
         with _write_errors(name):
+            os.fsync(stream.fileno())  # the files that it was made of may be removed next
             part.replace(target)
     finally:
+        discard(stream)
         part.unlink(missing_ok=True)
 
 

@@ -51,30 +51,31 @@ def retry_files(output: Path, errors: Path | None) -> list[Path]:
 class RetryWriter(OrderedRows):
     """Runs lines whose row is missing or not `is_ok`; a `ResumableWriter`.
 
-    `old` are the kept rows in `output` and `errors`, which the caller has locked. `earlier`
-    contains rows of later lines, spooled by an earlier run.
+    `old` are the kept rows in `output` and `errors`, the locked `files`. `earlier` contains rows of
+    later lines, spooled by an earlier run.
     """
 
     def __init__(
         self,
+        files: OutputFiles,
         output: Path,
         errors: Path | None,
         old: KeptRows,
         earlier: Spool,
-        lines: Callable[[], Iterator[RawLine]],
         *,
+        lines: Callable[[], Iterator[RawLine]],
         is_ok: Callable[[RowHead], bool],
         stack: ExitStack,
     ) -> None:
         self._paths = [output] if errors is None else [output, errors]
         self._new = find_kept_rows(lines(), [_file_next_to(path) for path in self._paths])
-        opened = [_RetryFile(path) for path in self._paths]
-        for file in opened:
-            stack.callback(file.close)
+        for path in self._paths:  # raises Refused before the model loads
+            _RetryFile(path).close()
+        self._stack = stack
         spool = Spool(spool_path(_file_next_to(output)), earlier.num_rows)
         stack.callback(spool.close)
         spool.load(lines(), self._new.num_rows)
-        files, written = OutputFiles(*opened), self._new.num_rows
+        written = self._new.num_rows
         old_rows = _OldRows(output, old, is_ok, stack)
         super().__init__(files, self._new, spool, (old_rows, earlier))
         self._earlier = earlier
@@ -88,7 +89,11 @@ class RetryWriter(OrderedRows):
         self.created = old.created if self._new.created is None else self._new.created
 
     def start(self) -> None:
-        """Truncate the new files after their kept rows."""
+        """Create the new files, or truncate them after their kept rows."""
+        opened = [_RetryFile(path) for path in self._paths]
+        for file in opened:
+            self._stack.callback(file.close)
+        self._files = OutputFiles(*opened)
         self._files.start(self._new.cuts)
 
     def finish(self) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
@@ -21,7 +21,7 @@ from ..console.errors import BadInput
 from ..console.terminal import log
 from .line_file import LineFile
 from .request_lines import detect_source, unreadable
-from .source import Source, open_source
+from .source import Source, discard, open_source
 
 _MAX_ROW_BYTES = 2**28
 _COPIED_BYTES = 2**20
@@ -179,7 +179,9 @@ def plain_copy(
     if form.is_plain:
         yield source.file, source
         return
-    with tempfile.TemporaryFile(dir=tmp_dir) as copy:
+    with ExitStack() as stack:
+        copy: IO[bytes] = tempfile.TemporaryFile(dir=tmp_dir)  # noqa: SIM115 - until the end
+        stack.callback(discard, copy)
         try:
             stream = open_lines(form, source.file)
             while data := stream.read(_COPIED_BYTES):

@@ -94,9 +94,8 @@ class _JoinedFile(LocalFile):
     """File that grows next to the output and is renamed to it at the end."""
 
     def __init__(self, whole: Path) -> None:
-        target = Path(os.path.realpath(whole))
-        super().__init__(target.with_name(target.name + _GROWING))
-        self._whole = target
+        super().__init__(_growing_path(whole))
+        self._whole = Path(os.path.realpath(whole))
         self.num_rows = 0
 
     def append(self, path: Path) -> str:
@@ -141,6 +140,11 @@ class _JoinedFile(LocalFile):
         return "The shards are unchanged: join them again"
 
 
+def _growing_path(whole: Path) -> Path:
+    target = Path(os.path.realpath(whole))
+    return target.with_name(target.name + _GROWING)
+
+
 def _sync_folder(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -157,15 +161,24 @@ def check_outputs(
     if not is_path(output_file):
         raise Refused("the output must be a file: pass the -o of the shards' runs")
     check_paths(input_file, output_file, error_file)
-    for name in (output_file, error_file):
-        if name is not None:
-            refuse_existing(Path(name), force=force)
+    refuse_existing(Path(output_file), force=force)
+    if error_file is not None:
+        may_replace = force or _was_killed(Path(output_file))
+        refuse_existing(Path(error_file), force=may_replace)
 
 
 def refuse_existing(path: Path, *, force: bool) -> None:
     """Raise Refused for an existing file, unless `force` is set."""
     if path.exists() and not force:
         raise Refused(f"{path} already exists: pass --force to overwrite it")
+
+
+def _was_killed(output: Path) -> bool:
+    """Return whether a join was killed before the output was in its place.
+
+    The error file may have been: nothing refers to it.
+    """
+    return _growing_path(output).exists() and not output.exists()
 
 
 def join_shards(
@@ -190,6 +203,7 @@ def join_shards(
         check_same_settings(output, shards, settings)
     check = None if requests is None else LineCheck(requests, len(shards))
     wholes = [output] if errors is None else [output, errors]
+    may_replace = [force, force or _was_killed(output)]
     with ExitStack() as stack:
         files = _open_files(wholes, stack)
         num_rows = [
@@ -198,12 +212,12 @@ def join_shards(
         ]
         for file in files:
             file.finish()
-        for whole in wholes:
-            refuse_existing(whole, force=force)
+        for whole, is_forced in zip(wholes, may_replace, strict=False):
+            refuse_existing(whole, force=is_forced)
+        _save_settings(output, joined_settings(zip(settings, num_rows, strict=True)))
         # The output comes last: if it exists, everything is complete.
         for file in reversed(files):
             file.place(only_if_rows=file is not files[0])
-        _save_settings(output, joined_settings(zip(settings, num_rows, strict=True)))
     num_errors = sum(mark.num_errors for mark in marks) if check is None else check.num_errors
     if remove:
         for each in shards:

@@ -132,9 +132,7 @@ def _spooled(name: str, shown: str, tmp_dir: Path | None, delays: tuple[float, .
         spool.seek(0)
     except BaseException as exc:
         if spool is not None:
-            # `close` tries to write the buffer again.
-            with suppress(OSError):
-                spool.close()
+            discard(spool)
         if isinstance(exc, OSError):
             raise BadInput(
                 f"copying {shown} to {tmp_dir or tempfile.gettempdir()} failed: "
@@ -142,6 +140,12 @@ def _spooled(name: str, shown: str, tmp_dir: Path | None, delays: tuple[float, .
             ) from exc
         raise
     return spool
+
+
+def discard(copy: IO[bytes]) -> None:
+    """Close a temporary file; if the disk is full, closing it tries to write its buffer again."""
+    with suppress(OSError):
+        copy.close()
 
 
 def _copy(name: str, spool: IO[bytes], delays: tuple[float, ...]) -> None:

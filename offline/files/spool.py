@@ -12,7 +12,7 @@ import os
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
@@ -129,12 +129,10 @@ class Spool:
         """Write buffered rows to the file; raises OutputLost if the disk is full."""
         if not self._buffer:
             return
-        joined = b"".join(self._buffer)
-        data, file = memoryview(joined), self._opened()
+        joined, file = b"".join(self._buffer), self._opened()
         try:
             file.seek(self._num_flushed)
-            while data:
-                data = data[file.write(data) :]
+            _write_all(file, joined)
         except OSError as exc:
             raise OutputLost(self._failure(exc)) from exc
         self._num_flushed += len(joined)
@@ -223,26 +221,44 @@ class Spool:
     def _compact(self) -> None:
         """Copy the waiting rows to a new file; the old one stays if the disk is full."""
         self.flush()
-        old, offsets = self._opened(), self._offsets[:]
-        with suppress(OSError):
+        old = self._opened()
+        with suppress(OSError), ExitStack() as stack:
             if self._path is None:
                 new = self._temporary()
             else:
-                new = self._path.with_name(self._path.name + _NEW).open("w+b", buffering=0)
-            end = 0
-            for place in self.places:
-                offset, length = offsets[place], abs(self._lengths[place])
-                # The number of the line precedes its row.
-                start = max(0, offset - _MAX_DIGITS - 1)
-                data = os.pread(old.fileno(), offset - start + length, start)
-                head = data[: offset - start].rpartition(b"\n")[2]
-                offsets[place] = end + len(head)
-                end += new.write(head + data[offset - start :])
+                growing = self._path.with_name(self._path.name + _NEW)
+                stack.callback(growing.unlink, missing_ok=True)
+                new = growing.open("w+b", buffering=0)
+            stack.callback(new.close)
+            offsets, end = self._copy_waiting(new)
             if self._path is not None:
-                Path(new.name).replace(self._path)
+                growing.replace(self._path)
+            stack.pop_all()
             self._file, self._offsets = new, offsets
             self._end = self._num_flushed = end
             old.close()
+
+    def _copy_waiting(self, new: IO[bytes]) -> tuple[array[int], int]:
+        """Copy the waiting rows; return their offsets in the new file, and its size."""
+        offsets, end = self._offsets[:], 0
+        for place in self.places:
+            offset, length = offsets[place], abs(self._lengths[place])
+            # The number of the line precedes its row.
+            start = max(0, offset - _MAX_DIGITS - 1)
+            data = self._read(start, offset - start + length)
+            head = data[: offset - start].rpartition(b"\n")[2]
+            offsets[place] = end + len(head)
+            record = head + data[offset - start :]
+            _write_all(new, record)
+            end += len(record)
+        return offsets, end
+
+
+def _write_all(file: IO[bytes], data: bytes) -> None:
+    """Write all bytes to an unbuffered file; a disk that is almost full takes some of them."""
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
 
 
 class _Record(NamedTuple):

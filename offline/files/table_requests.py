@@ -22,7 +22,7 @@ from .constant_prompt import warn_of_constant_prompt
 from .dataset_table import open_dataset
 from .http_transfer import RETRY_DELAYS_SECONDS
 from .input_file import InputFile
-from .source import Source
+from .source import Source, discard
 from .table_input import TableInput
 
 _SECONDS_PER_WORD = 5.0
@@ -84,7 +84,7 @@ def _render(
     warn_of_constant_prompt(template, table.recipe, table.schema.names, table.name)
     is_constant = not template.has_prompt_column
     copy: IO[bytes] = tempfile.TemporaryFile(dir=tmp_dir)  # noqa: SIM115 - until the end
-    stack.callback(copy.close)
+    stack.callback(discard, copy)
     folder = str(tmp_dir or tempfile.gettempdir())
     num_rows, next_word = 0, time.monotonic() + _SECONDS_PER_WORD
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from struct import Struct
 from typing import IO, Any, Final
@@ -17,6 +18,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from ..console.errors import BadInput
 from .body_form import BodyForm
 
 PREFIX_BYTES: Final = tuple(128 << level for level in range(8))
@@ -56,6 +58,7 @@ class LineIndex:
 
     def __init__(self, tmp_dir: Path | None = None) -> None:
         self._records = bytearray()
+        self._tmp_dir = tmp_dir
         self._keys = _temporary_file(tmp_dir)
 
     def __len__(self) -> int:
@@ -87,7 +90,10 @@ class LineIndex:
             begin *= 2
         # Longer prefixes are the whole prompt, too.
         prefixes += [crc] * (len(PREFIX_BYTES) - len(prefixes))
-        self._keys.write(key[:MAX_KEY_BYTES])
+        try:
+            self._keys.write(key[:MAX_KEY_BYTES])
+        except OSError as exc:
+            raise self._failure(exc) from exc
         self._records += _RECORD.pack(
             start, num_bytes, number, length, max_tokens, body_hash, *prefixes
         )
@@ -104,7 +110,10 @@ class LineIndex:
 
     def keys(self, offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.bytes_]:
         """Return prompts' bytes at offsets in the key file, padded to the longest."""
-        self._keys.flush()
+        try:
+            self._keys.flush()
+        except OSError as exc:
+            raise self._failure(exc) from exc
         fd, width = self._keys.fileno(), max(1, int(lengths.max(initial=1)))
         keys = np.zeros(len(offsets), f"S{width}")
         room = memoryview(keys.view(np.uint8).data)
@@ -122,7 +131,15 @@ class LineIndex:
 
     def close(self) -> None:
         """Remove the key file."""
-        self._keys.close()
+        with suppress(OSError):  # it tries to write the buffer again
+            self._keys.close()
+
+    def _failure(self, exc: OSError) -> BadInput:
+        folder = self._tmp_dir or tempfile.gettempdir()
+        return BadInput(
+            f"the prompts cannot be indexed in {folder} ({exc.strerror}): pass --output-tmp-dir to "
+            "use another folder"
+        )
 
 
 def _temporary_file(folder: Path | None) -> IO[bytes]:

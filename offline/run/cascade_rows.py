@@ -148,9 +148,7 @@ def select(options: RunOptions, files: CascadeFiles, opened: OpenTable) -> Selec
         for raw in requests.lines():
             row = next(rows, None)
             if row is None or row.row_id != row_id_of(raw.digest):
-                raise InputChanged(
-                    f"{requests.name} changed during the run: start over with --force"
-                )
+                raise _changed(requests.name)
             num_rows += 1
             if row.is_escalated(raw, threshold):
                 num_escalated += 1
@@ -160,6 +158,10 @@ def select(options: RunOptions, files: CascadeFiles, opened: OpenTable) -> Selec
     created = requests.source.created
     os.utime(files.requests, (created, created))
     return Selection(threshold, num_rows, num_escalated, gold)
+
+
+def _changed(name: str) -> InputChanged:
+    return InputChanged(f"{name} changed during the run: start over with --force")
 
 
 def _gold_rows(files: CascadeFiles, opened: OpenTable) -> Iterator[GoldRow]:
@@ -176,13 +178,15 @@ def merge(
     """Write the output: the second model's rows for the escalated requests, the first's for others.
 
     An answer of the first model is kept if the second one failed. The output is replaced when it is
-    complete.
+    complete. Raises InputChanged for rows of other requests than the input's.
     """
     outcomes = Outcomes()
     target = options.target if options.table is None else files.merged
     with open_new_file(str(target)) as out:
         for row in _merged(options, files, selection, outcomes, opened):
             out.write(row.data)
+        if (outcomes.first.rows, outcomes.second.rows) != selection.num_rows_by_model:
+            raise _changed(options.input_file)
     if opened.table is not None and options.table is not None:
         from ..files.table_output import write_table
 
@@ -211,6 +215,8 @@ def _merged(
         for row, line, gold in zip(read_decided(files.first), lines, opened.gold(), strict=False):
             outcomes.first.add(row, gold, recipe)
             result = row
+            if line is not None and row.row_id != row_id_of(line.digest):
+                raise _changed(options.input_file)
             if (
                 second is not None
                 and line is not None

@@ -198,12 +198,9 @@ class Feed:
 
     def _note_failure(self, task: asyncio.Task[None]) -> None:
         """Store the exception of a task that ended by itself, for `run` to raise."""
-        if self._is_cancelling:
-            return
-        if task.cancelled():
-            self._fail(RuntimeError("a request was cancelled"))
-        else:
-            self._fail(task.exception())
+        failure = RuntimeError("a request was cancelled") if task.cancelled() else task.exception()
+        if not self._is_cancelling:
+            self._fail(failure)
 
     def _fail(self, exc: BaseException | None) -> None:
         self._fatal = self._fatal or exc

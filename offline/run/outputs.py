@@ -94,7 +94,7 @@ def make_writer(
         log(f"resuming: {amount(num_kept, 'row')} kept")
         return appending
     spool.load(lines(), kept.num_rows, only_successes=True, is_ok=is_ok)
-    retrying = RetryWriter(*paths, kept, spool, lines, is_ok=is_ok, stack=stack)
+    retrying = RetryWriter(files, *paths, kept, spool, lines=lines, is_ok=is_ok, stack=stack)
     which = "failed and truncated rows" if options.retry_truncated else "failed rows"
     log(f"resuming: {amount(retrying.num_kept, 'row')} kept, rerunning {which}")
     return retrying

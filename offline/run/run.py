@@ -83,12 +83,8 @@ class Run:
         """Run all lines without a row; return False if a signal or the deadline stopped the run."""
         tally = self.metrics.tally
         tally.started = time.monotonic()
-        if not isinstance(served, EngineReplicas):
-            self.record.check_loaded(served.info())  # before a file is changed
-        with self.adding_resume_hint():
-            self.writer.start()
-            with make_reporter(tally) as reporter:
-                is_done = asyncio.run(self._feed(served, reporter))
+        with self.adding_resume_hint(), make_reporter(tally) as reporter:
+            is_done = asyncio.run(self._feed(served, reporter))
         if not is_done:
             hint = f". {self.writer.resume_hint()}" if self.signals.received else ""
             log(f"{tally.label}stopped with {self._progress()}{hint}")
@@ -170,7 +166,8 @@ class Run:
     ) -> bool:
         tally = self.metrics.tally
         info = served.info()
-        self.record.check_loaded(info)
+        self.record.check_loaded(info)  # before a file is changed
+        self.writer.start()
         self.record.start()
         if self.echo is not None:
             runner = echoing(runner, self.echo)

@@ -11,15 +11,19 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import pytest
 import pytest_asyncio
 
 from tests.test_imports import MODEL_LIBRARIES, modules_loaded_by
 from tidemill.batch.file.lines import RawLine
+from tidemill.engine_process.exchange import ExchangeRequest, answer_request, encode_request
 from tidemill.engine_process.frames import (
     Abort,
+    Answer,
+    AnswerKind,
+    Ask,
     Failed,
     Frame,
     FrameReader,
@@ -292,3 +296,30 @@ async def test_termination_signals_are_left_to_the_worker(
 def test_a_process_without_a_model_loads_no_model_library() -> None:
     """The caller chooses the engine; the wire protocol does not import model libraries."""
     assert modules_loaded_by("import tidemill.engine_process.child") & MODEL_LIBRARIES == set()
+
+
+async def test_a_request_whose_reply_is_cancelled_in_the_engine_is_answered() -> None:
+    """Its client would wait for ever; a request that its client has cancelled ends instead."""
+
+    class Served:
+        async def respond(self, *_: object) -> NoReturn:
+            if is_cancelled_inside:
+                raise asyncio.CancelledError
+            await asyncio.Future()
+
+    async def send(answer: Answer) -> None:
+        answers.append(answer)
+
+    answers: list[Answer] = []
+    served: Any = Served()
+    ask = Ask(1, 0, is_online=False, data=encode_request(ExchangeRequest("/v1/x", {}, "req_1")))
+    is_cancelled_inside = True
+    await answer_request(served, ask, send)
+    assert answers == [Answer(1, AnswerKind.FAULT, b"CancelledError: ")]
+    is_cancelled_inside = False
+    answering = asyncio.create_task(answer_request(served, ask, send))
+    await asyncio.sleep(0)
+    answering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await answering
+    assert len(answers) == 1

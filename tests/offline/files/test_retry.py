@@ -196,6 +196,23 @@ def test_a_retry_needs_rows_to_retry(scene: Scene) -> None:
         scene.run(*scene.flags, "--retry-failed")
 
 
+def test_a_retry_has_no_files_before_the_model_is_loaded(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill during that time leaves nothing that a later command would continue."""
+    load, names = scene.run._load, []
+
+    def load_and_look(*given: Any, **more: Any) -> Any:
+        names.extend(path.name for path in scene.out.parent.iterdir())
+        return load(*given, **more)
+
+    monkeypatch.setattr(scene.run, "_load", load_and_look)
+    assert scene.retry("--retry-failed") == 0
+    assert names
+    assert not [name for name in names if name.endswith(".retry")]
+    assert scene.is_whole()
+
+
 def test_a_killed_retry_is_completed_to_the_bytes_of_an_unbroken_run(
     spawn: Callable[..., Any], run: Any, write_input: Write, tmp_path: Path
 ) -> None:

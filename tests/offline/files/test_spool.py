@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,6 +123,42 @@ def test_rows_come_back_in_any_order(
         spool.flush()
         spool.remove()
     assert not [*path.parent.iterdir()]
+
+
+class AlmostFullFile(FileIO):
+    """A file of at most `room` bytes, of which a write may store only the first ones."""
+
+    room = 0
+
+    def write(self, data: Any) -> int:
+        """Write what there is room for; raises OSError without any."""
+        if self.tell() >= self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(data[: min(50, self.room - self.tell())])
+
+
+@pytest.mark.parametrize("room", [10_000, 120])
+def test_a_disk_that_is_almost_full_costs_no_row(
+    path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """The rows are copied to a smaller file completely, or stay in the old one."""
+    monkeypatch.setattr(spool_module, "_MAX_STALE_BYTES", 1_000)
+    monkeypatch.setattr(AlmostFullFile, "room", room)
+    given = lines(*map(str, range(99)))
+    with closing(Spool(path, len(given))) as spool:
+        add(spool, given, *range(99))
+        spool.flush()
+        for place in range(96):
+            spool.pop(place)
+        size = path.stat().st_size
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "open", lambda path, *_, **__: AlmostFullFile(path, "w+"))
+            spool.reclaim()
+        assert (path.stat().st_size < size) == (room > 1_000)
+        assert [*path.parent.iterdir()] == [path]
+        first = 96 if room > 1_000 else 0
+        assert found(path, given) == {n: row_of(given[n]) for n in range(first, 99)}
+        assert [spool.pop(place).data for place in (96, 97, 98)] == [*map(row_of, given[96:])]
 
 
 def test_a_folder_that_takes_no_file_is_reported_once(

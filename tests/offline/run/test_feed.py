@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import Any, NoReturn
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -227,3 +229,21 @@ def test_an_output_that_fails_ends_the_run_and_all_requests() -> None:
     """The error comes out, nothing runs on."""
     with pytest.raises(OutputLost):
         feed([{"turns": number} for number in range(100)], limits=InFlightLimits(8), room=10)
+
+
+async def test_a_flush_that_fails_at_the_end_of_a_run_is_not_printed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """All rows are flushed once more, so there is nothing left to report."""
+    feed: Any = Feed(Mock(), Mock(), Tally(), limits=InFlightLimits(1))
+    feed._is_cancelling = True
+
+    async def fail() -> NoReturn:
+        raise OSError
+
+    task = asyncio.create_task(fail())
+    task.add_done_callback(feed._note_failure)
+    await asyncio.wait([task])
+    del task
+    gc.collect()
+    assert not caplog.records

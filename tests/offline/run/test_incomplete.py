@@ -193,9 +193,11 @@ def test_an_upload_without_all_rows_is_not_sent(
     assert ids(Path(rest)) == [str(number) for number in range(20)]
 
 
-def test_a_restart_that_fails_ends_the_run() -> None:
+@pytest.mark.parametrize("reason", ["no engine is left", "requests cannot be assigned to engines"])
+def test_a_restart_that_fails_ends_the_run(reason: str) -> None:
     """Lines of the last engine do not wait for ever for another."""
     closed = []
+    is_assigning = reason.startswith("requests")
 
     class Client:
         stats = EngineStats()
@@ -208,15 +210,23 @@ def test_a_restart_that_fails_ends_the_run() -> None:
             raise EngineDied("killed")
 
         async def close(self) -> None:
-            if not closed:
+            if not is_assigning and not closed:
                 closed.append(self)
                 raise MemoryError
 
     async def answer() -> None:
         replicas = EngineReplicas([["engine"]], created=0, home=lambda place: place)
+        failures = [MemoryError()] if is_assigning else []
+
+        def admit() -> None:
+            if failures:
+                raise failures.pop()
+            replicas._admit()
+
+        replicas._replicas._changed = admit
         async with asyncio.timeout(60), replicas.started():
             await replicas.run_line(PlacedLine(0, RawLine(1, line("a").encode())))
 
     clients = patch.object(replicas_module, "EngineClient", lambda *_, **__: Client())
-    with clients, pytest.raises(EngineError, match="no engine is left"):
+    with clients, pytest.raises(EngineError, match=reason):
         asyncio.run(answer())

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -15,9 +16,11 @@ from tests.offline.given import line
 from tidemill.batch.file.lines import Overlong, RawLine
 from tidemill.batch.file.run_line import LineResult
 from tidemill.cli.main import main
-from tidemill.offline.console.errors import Refused
+from tidemill.engine_process.client import EngineFailed
+from tidemill.offline.console.errors import EngineLost, Refused
 from tidemill.offline.engine.data_parallel import visible_gpus
 from tidemill.offline.files.input_file import PlacedLine
+from tidemill.offline.run import job
 from tidemill.offline.run.job import num_engines
 from tidemill.offline.run.replicas import EngineReplicas
 from tidemill.offline.run.run_options import RunOptions
@@ -121,6 +124,37 @@ def test_an_engine_that_cannot_load_ends_the_run() -> None:
     """The error is the engine's."""
     with pytest.raises(EngineError, match="no weights here"):
         answered(placed({}), [], ["--refuse", "no weights here"])
+
+
+def test_engines_that_cannot_load_leave_the_output_unchanged(
+    run: Any, write_input: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An output that `--force` would overwrite is lost only to an engine that can run."""
+
+    class Client:
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        async def start(self) -> NoReturn:
+            raise EngineFailed("no memory", code="engine_died")
+
+        async def close(self) -> None:
+            pass
+
+    @contextmanager
+    def replicas(*given: Any) -> Iterator[EngineReplicas]:
+        yield EngineReplicas([[], []], created=given[-1], home=int)
+
+    out = tmp_path / "out"
+    flags = ["-i", write_input(line("a"), line("b")), "-o", out]
+    assert run(*flags) == 0
+    before = out.read_bytes()
+    monkeypatch.setattr(job, "replicas", replicas)
+    monkeypatch.setattr(job, "num_engines", lambda _: 2)
+    monkeypatch.setattr("tidemill.engine_process.replicas.EngineClient", Client)
+    with pytest.raises(EngineLost, match="no memory"):
+        run(*flags, "--force", "-dp", "2")
+    assert out.read_bytes() == before
 
 
 @pytest.mark.long  # with a real model; tests/serve has two engines of one
