@@ -110,11 +110,12 @@ class ResultFacts:
         return -1 if is_null or not self.num_floats else self.num_floats
 
     @classmethod
-    def of_rows(cls, rows: Iterable[bytes], recipe: Recipe) -> Self:
-        """Read all rows once."""
+    def of_rows(cls, rows: Iterable[bytes], recipe: Recipe, *, labels_spans: bool = False) -> Self:
+        """Read all rows once; if all have failed, their model `labels_spans` or does not."""
         if recipe.route in {CLASSIFY, POOLING}:
             most_labels, most_spans, most_pooled = _most_items(rows)
-            has_spans = most_spans > 0 or (not most_labels and recipe.wants_spans)
+            labels_spans |= recipe.wants_spans
+            has_spans = most_spans > 0 or (not most_labels and labels_spans)
             has_many = max(most_labels, most_spans, most_pooled) > 1
             return cls(has_many=has_many, has_spans=has_spans)
         if recipe.route is MODERATIONS:

@@ -118,6 +118,8 @@ def test_spans_of_texts(token_classifier: Path, tmp_path: Path) -> None:
         found = engine.classify(TEXTS, progress=False)
         words = engine.classify(TEXTS, progress=False, aggregation_strategy="none")
         table = engine.answer_table({"text": [*TEXTS, ""]}, **given)
+        failed = engine.answer_table({"text": [""]}, **given)
+        assert failed.column_names == table.column_names == ["text", "spans", "usage", "error"]
         with pytest.raises(RequestFailed, match="this is a token classifier"):
             engine.classify([("a", "b")], progress=False)
     assert len(words[0]["spans"]) >= len(found[0]["spans"]) > 0

@@ -351,12 +351,15 @@ def test_spans_of_a_token_classifier_are_a_list() -> None:
 
 
 def test_failed_rows_of_a_token_classifier_have_its_columns() -> None:
-    """A recipe that states how tokens are joined is for a token classifier."""
+    """A recipe that states how tokens are joined is for a token classifier, and a model may be."""
     bad = row(None, error={"message": "no"})
     joined = {"aggregation_strategy": "max"}
     schema, found = columns_of([bad], url="/v1/classify", keep=[], params=joined)
     assert schema.names == ["text", "spans", "usage", "error"]
     assert found == [{"text": "kept", "spans": None, "usage": None, "error": "no"}]
+    recipe = parse_recipe({"url": "/v1/classify", "prompt": "{{ text }}"})
+    for is_known in (False, True):
+        assert ResultFacts.of_rows([bad], recipe, labels_spans=is_known).has_spans is is_known
 
 
 def test_moderations_have_their_categories() -> None:
