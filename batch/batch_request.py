@@ -99,16 +99,18 @@ class BatchParams:
 
     def check_same(self, existing: Batch) -> None:
         """Raise KeyReused if an existing batch of this key has other parameters."""
-        if (existing.input_file_id, existing.endpoint, existing.options) != (
-            self.input_file_id,
-            self.endpoint,
-            self.options,
-        ):
+        given = (existing.input_file_id, existing.endpoint, explicit(existing.options))
+        if given != (self.input_file_id, self.endpoint, explicit(self.options)):
             raise KeyReused(
                 "This `idempotency_key` was already used for another file, endpoint or options: "
                 "use a new key.",
                 param="idempotency_key",
             )
+
+
+def explicit(options: Options) -> Options:
+    """Return options with the priority that none means, which earlier versions stored."""
+    return replace(options, priority=options.priority or 0)
 
 
 def parse_request(fields: Mapping[str, Any]) -> BatchParams:

@@ -111,10 +111,14 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Model revision and engine version that computed the rows, for the report."""
+    """Model revision and engine version that computed the rows, for the report.
+
+    Rows of a model that `labels_spans`, a token classifier, have their own column in a table.
+    """
 
     model_revision: str | None = None
     engine_version: str | None = None
+    labels_spans: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from .batch_request import (
     ECHO_OF_TABLE,
     MAX_METADATA_PAIRS,
     check_idempotency_key,
+    explicit,
     options_of_request,
 )
 from .errors import InvalidOption, KeyReused
@@ -49,7 +50,7 @@ class RetryParams(NamedTuple):
 
     def check_same(self, existing: Batch) -> None:
         """Raise KeyReused if an existing batch of this key is another retry, or none."""
-        if (existing.retry, existing.options) != self:
+        if (existing.retry, explicit(existing.options)) != (self.retry, explicit(self.options)):
             raise KeyReused(
                 "This `idempotency_key` was already used for another batch: use a new key.",
                 param="idempotency_key",

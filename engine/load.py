@@ -61,6 +61,7 @@ def load_served(
         endpoints=tuple(endpoint.route.name for endpoint in loaded.endpoints),
         load_seconds=step_seconds(),
         model_digest=None if source is None else sampled_digest(source),
+        labels_spans=any(getattr(each, "labels_spans", False) for each in loaded.endpoints),
     )
     return Dispatcher(
         loaded.endpoints,

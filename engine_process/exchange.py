@@ -12,12 +12,11 @@ from pydantic_core import from_json, to_json
 
 from tidemill.batch.file.run_line import is_being_cancelled
 from tidemill.protocol.contract import EngineError, Reply, Served, StreamedReply, Usage
+from tidemill.protocol.in_thread import in_thread_if_long
 
 from .frames import Answer, AnswerKind, Ask
 
 _LENGTHS: Final = struct.Struct("!II")  # of the header and of the body
-# Longer ones are parsed in a thread.
-_LONG_BYTES: Final = 100_000
 
 
 class ExchangeRequest(NamedTuple):
@@ -77,11 +76,6 @@ def decode_reply(data: bytes) -> Reply:
     return Reply(**fields | {"usage": Usage(**fields["usage"])})
 
 
-async def in_thread_if_long(make: Callable[[bytes], Any], data: bytes) -> Any:
-    """Return a function's result for bytes; many bytes are processed in a thread."""
-    return await asyncio.to_thread(make, data) if len(data) > _LONG_BYTES else make(data)
-
-
 async def answer_request(
     served: Served, ask: Ask, send: Callable[[Answer], Awaitable[None]]
 ) -> None:
@@ -91,7 +85,7 @@ async def answer_request(
     """
     ticket = ask.ticket
     try:
-        request: ExchangeRequest = await in_thread_if_long(decode_request, ask.data)
+        request = await in_thread_if_long(decode_request, ask.data)
         respond = getattr(served, "answer", served.respond) if ask.is_online else served.respond
         reply: Reply | StreamedReply = await respond(
             request.url, request.body, request.request_id, ask.created

@@ -21,11 +21,12 @@ from tidemill.batch.suspects import KILLED_MESSAGE
 from tidemill.protocol.bodies import error_body
 from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats, Reply, StreamedReply
 from tidemill.protocol.errors import RequestError
+from tidemill.protocol.in_thread import in_thread_if_long
 from tidemill.protocol.requests import interactive_priority
 from tidemill.protocol.stall import STALL_SECONDS
 
 from .client import EngineClient
-from .exchange import ExchangeRequest, decode_reply, encode_request, in_thread_if_long
+from .exchange import ExchangeRequest, decode_reply, encode_request
 from .frames import Answer, AnswerKind, FrameError
 from .loop_thread import LoopThread
 from .replica_pool import Quarantined, ReplicaPool
@@ -113,8 +114,7 @@ class ServedReplicas:
             if isinstance(first, Reply):
                 return first
             if first.kind is AnswerKind.REPLY:
-                reply: Reply = await in_thread_if_long(decode_reply, first.data)
-                return reply
+                return await in_thread_if_long(decode_reply, first.data)
             chunks = _chunks(first, answers, asking)
             await anext(chunks)
         except BaseException:

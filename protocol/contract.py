@@ -64,7 +64,8 @@ class EngineInfo:
     `max_num_seqs` is the maximum number of sequences in a step. `num_gpus` is 0 on a CPU. `notes`
     are sentences for the operator. `adapters` are the names of LoRA adapters, `endpoints` those of
     the supported routes, `load_seconds` the time of each phase of the start, by name.
-    `model_digest` is a digest of samples of the model's files, None if they cannot be read.
+    `model_digest` is a digest of samples of the model's files, None if they cannot be read. A
+    model that `labels_spans` is a token classifier.
     """
 
     model: str
@@ -78,6 +79,7 @@ class EngineInfo:
     endpoints: tuple[str, ...] = ()
     load_seconds: Mapping[str, float] = field(default_factory=dict)
     model_digest: str | None = None
+    labels_spans: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,8 @@ def answer_table(
     def read(columns: ResultColumns) -> Iterator[pa.RecordBatch]:
         return output_batches(columns, input_batches, iter(rows))
 
-    facts = ResultFacts.of_rows(rows, parsed)
+    labels_spans = process.info().labels_spans
+    facts = ResultFacts.of_rows(rows, parsed, labels_spans=labels_spans)
     columns = finished_columns(parsed, given.select(keep).schema, facts, read)
     return pa.Table.from_batches(read(columns), columns.schema)
 

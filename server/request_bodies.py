@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from starlette.types import Receive, Scope
 
 from tidemill.protocol.errors import RequestError
+from tidemill.protocol.in_thread import LONG_BYTES
 from tidemill.protocol.json_bodies import TooManyValues, load_json, unfolded_bytes
 
 from .disconnect import ClientDisconnected
@@ -19,7 +20,6 @@ from .errors import Refused, busy, too_large
 
 MAX_HELD_BYTES = 512 * 2**20
 RESERVED_BYTES = 64 * 2**20
-_LONG_BYTES = 100_000  # larger bodies are parsed in a thread
 _ValueT = TypeVar("_ValueT")
 
 
@@ -111,7 +111,7 @@ class BodyReader:
 
     def _limit(self, num_bytes: int) -> int:
         """Return the limit of held bytes for a body of this size."""
-        is_long = num_bytes > _LONG_BYTES
+        is_long = num_bytes > LONG_BYTES
         return self._max_held_bytes + (0 if is_long else self._reserved_bytes)
 
 
@@ -151,8 +151,8 @@ async def parse_object(data: bytes) -> dict[str, Any]:
 
 
 async def _run(function: Callable[[bytes], _ValueT], data: bytes) -> _ValueT:
-    """Apply a function to bytes, in a thread if there are many."""
-    if len(data) > _LONG_BYTES:
+    """Apply a function to bytes, in a thread if there are many; a chat enters no file for it."""
+    if len(data) > LONG_BYTES:
         return await asyncio.to_thread(function, data)
     return function(data)
 

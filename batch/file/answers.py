@@ -84,6 +84,9 @@ def answer_of(body: Mapping[str, Any]) -> Answer:
         return Answer(("\n".join(lines),), shares if any(shares) else (), num_tokens=tokens)
     if spans := _spans_of(body):
         return Answer(spans, num_tokens=tokens)
+    if moderated := _moderated(body):
+        verdicts, scores = zip(*moderated, strict=True)
+        return Answer(verdicts, scores, num_tokens=tokens)
     vectors = _vectors_of(body)
     if vectors:
         return Answer(_labels_of(body, vectors), vectors, num_tokens=tokens)
@@ -292,6 +295,21 @@ def _spans_of(body: Mapping[str, Any]) -> tuple[str, ...]:
     items = [*_items_by_index(body)]
     has_spans = bool(items) and all(isinstance(item.get("spans"), list) for item in items)
     return tuple(_json(item["spans"]) for item in items) if has_spans else ()
+
+
+def _moderated(body: Mapping[str, Any]) -> list[tuple[str, list[float]]]:
+    """Return the verdict of each moderated text with its scores; empty if any is malformed."""
+    found = []
+    for item in _items_by_index(body):
+        flags, scores = item.get("categories"), item.get("category_scores")
+        if not isinstance(flags, dict) or not isinstance(scores, dict):
+            return []
+        if not _are_numbers(scores.values()):
+            return []
+        flagged = ", ".join(f"{name} ({scores.get(name, 0):.3f})" for name in flags if flags[name])
+        verdict = f"flagged: {flagged}" if item.get("flagged") else "not flagged"
+        found.append((verdict, [scores[name] for name in sorted(scores)]))
+    return found
 
 
 def _labels_of(body: Mapping[str, Any], vectors: Sequence[Vector]) -> tuple[str, ...]:

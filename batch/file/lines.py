@@ -34,6 +34,8 @@ ROW_ERROR = "row_error"
 Vendor = Literal["anthropic", "bedrock", "gemini", "no_url", "chats"]
 """Forms of lines other than OpenAI's; `no_url` lines are OpenAI's without `url`."""
 
+_VENDOR_BODIES = ("params", "modelInput", "request")
+
 BOM = b"\xef\xbb\xbf"
 JSON_WHITE_SPACE = b" \t\r\n"
 
@@ -269,6 +271,16 @@ def _check_fields(raw: RawLine, fields: dict[str, Any]) -> None:
             line=raw.number,
             code=str(row_error.get("code", INVALID_CELL)),
             param=row_error.get("column"),
+            custom_id=known_id,
+        )
+    own = next((name for name in _VENDOR_BODIES if isinstance(fields.get(name), dict)), None)
+    if own is not None and fields.get("body") is None and "url" in fields:
+        raise LineError(
+            f"the request is in `{own}`, but the line has a `url`: remove `url` and `method`, or "
+            f"call `{own}` `body`",
+            line=raw.number,
+            code="missing_required_parameter",
+            param="body",
             custom_id=known_id,
         )
     for name, kind in (("custom_id", str), ("url", str), ("body", dict)):

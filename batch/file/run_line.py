@@ -9,13 +9,11 @@ from typing import NamedTuple
 from tidemill.protocol.bodies import error_body
 from tidemill.protocol.contract import EngineError, Reply, Responder, Usage
 from tidemill.protocol.errors import InternalError
+from tidemill.protocol.in_thread import LONG_BYTES
 
 from .expected_tokens import NO_TOKENS, ExpectedTokens, expected_tokens
 from .lines import Line, LineError, RawLine, parse_line
 from .rows import Dialect, RowError, print_malformed, print_reply
-
-# Longer lines are parsed in a thread.
-_LONG_BYTES = 100_000
 
 
 class LineResult(NamedTuple):
@@ -51,7 +49,7 @@ async def run_line(
     Raises EngineError if the engine can no longer answer.
     """
     try:
-        is_long = len(raw.data) > _LONG_BYTES
+        is_long = len(raw.data) > LONG_BYTES
         if is_long:
             line = await asyncio.to_thread(parse_line, raw, in_slices=True)
         else:

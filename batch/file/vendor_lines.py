@@ -142,6 +142,8 @@ def _request(
     body, custom_id = fields.get(envelope.body), fields.get(envelope.id)
     if not isinstance(body, dict):
         raise _BadLineError(_words(envelope.body, body, "an object"), envelope.body)
+    if envelope.body != "body" and isinstance(fields.get("body"), dict):
+        raise _BadLineError(f"`{envelope.body}` and `body` are two requests: remove one", "body")
     if custom_id is None and not envelope.needs_id:
         custom_id = str(number)
     if not isinstance(custom_id, str):

@@ -13,6 +13,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from tidemill.protocol.decisions.questions import Layout
+from tidemill.protocol.fetched_urls import FILE_URL
 from tidemill.protocol.requests import PROMPT_FIELDS, request_types
 from tidemill.protocol.responses.request import LOGPROBS
 from tidemill.protocol.routes import (
@@ -25,6 +26,8 @@ from tidemill.protocol.routes import (
     MODERATIONS,
     POOLING,
     RESPONSES,
+    TRANSCRIPTIONS,
+    TRANSLATIONS,
     Route,
     find_route,
 )
@@ -55,7 +58,6 @@ VectorType = Literal["float32", "float16", "int8"]
 MAX_DEPTH: Final = 64
 """Nesting limit of a recipe's values; a JSON schema needs two or three levels per value."""
 
-_INSTEAD: Final = {MODERATIONS: CLASSIFY}
 POOLED_TASKS: Final = ("embed_sparse", "token_embed", "token_classify")
 """Values of `params.task` of `/pooling` that tables have columns for."""
 _MAX_INT_BITS: Final = 64
@@ -185,11 +187,6 @@ def parse_recipe(given: Mapping[str, Any], *, may_escalate: bool = False) -> Rec
     params = given.get("params", {})
     if not isinstance(params, Mapping):
         raise RecipeError("`params` must be a table, such as params = {temperature = 0}")
-    if (instead := _INSTEAD.get(route)) is not None:
-        raise RecipeError(
-            f"{route.name} does not support tables: use {instead.name}, or send its requests in a"
-            " JSONL file"
-        )
     if route is EMBEDDINGS and params.get("output_dtype") is not None:
         raise RecipeError("`params.output_dtype` does not support tables: use `vectors`")
     if route is POOLING:
@@ -409,7 +406,8 @@ def _check_questions(
 
 def _fields(keys: Mapping[str, Any], route: Route, params: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the templates of the body, with `prompt` and `system` in the URL's own fields."""
-    fields = {name: keys[name] for name in PROMPT_FIELDS if name in keys and name != "prompt"}
+    names = (*PROMPT_FIELDS, FILE_URL)
+    fields = {name: keys[name] for name in names if name in keys and name != "prompt"}
     prompt, system = keys.get("prompt"), keys.get("system")
     if prompt is not None:
         fields |= _prompt_field(prompt, route)
@@ -437,14 +435,12 @@ def _prompt_field(prompt: Any, route: Route) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": prompt}]}
     if route is COMPLETIONS:
         return {"prompt": prompt}
-    if route in {EMBEDDINGS, CLASSIFY, POOLING, DECISIONS, RESPONSES}:
+    if route in {EMBEDDINGS, CLASSIFY, MODERATIONS, POOLING, DECISIONS, RESPONSES}:
         return {"input": prompt}
+    if route in {TRANSCRIPTIONS, TRANSLATIONS}:
+        return {FILE_URL: prompt}
     names = request_types(route)[0].model_fields
-    own = next((name for name in names if name in PROMPT_FIELDS and name != "prompt"), None)
-    if own is None:
-        raise RecipeError(
-            f"{route.name} does not support tables: send its requests in a JSONL file"
-        )
+    own = next(name for name in names if name in PROMPT_FIELDS and name != "prompt")
     raise RecipeError(f"{route.name} has no `prompt`: use its own fields, such as `{own}`")
 
 

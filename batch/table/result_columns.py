@@ -19,6 +19,7 @@ from tidemill.protocol.routes import (
     DECISIONS,
     EMBEDDINGS,
     GENERATIVE_SCORING,
+    MODERATIONS,
     POOLING,
     RERANK,
     RESPONSES,
@@ -35,7 +36,7 @@ from .answer_types import JSON_TEXT, column_of_answers, fields_of_schema, is_jso
 from .cascade_keys import MODEL_COLUMNS
 from .confidence_columns import confidence_columns
 from .errors import RecipeError
-from .label_columns import label_columns, label_fields
+from .label_columns import label_columns, label_fields, moderation_columns, moderation_fields
 from .question_columns import all_question_fields, question_columns
 from .question_counts import QuestionCounts
 from .questions import CALIBRATED, Probabilities, check_free_columns, probabilities_of
@@ -50,6 +51,7 @@ PREFIX: Final = "output_"
 USAGE: Final = pa.struct(
     [(name, pa.int64()) for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
 )
+_SECONDS: Final = pa.struct([("seconds", pa.int64())])
 _SCORES: Final = pa.field("scores", pa.list_(pa.float64()))
 _RANKED: Final = pa.list_(pa.struct([("index", pa.int64()), ("relevance_score", pa.float64())]))
 _NUMBERS: Final = {
@@ -75,9 +77,11 @@ _INT8_SCALE = 127.0
 _VECTOR_START = b'"embedding":"'
 _NUM_CLASSES = b'"num_classes":'
 _SPANS = b'"spans":['
+_MODERATED = b'"category_scores":{'
 _REASONING = (b'"reasoning":"', b'"reasoning_content":"', b'"type":"reasoning"')
 _TOOL_CALLS = (b'"tool_calls":[', b'"type":"function_call"', b'"type":"custom_tool_call"')
 _WRITING: Final = frozenset({CHAT_COMPLETIONS, COMPLETIONS, RESPONSES})
+_HEARING: Final = frozenset({TRANSCRIPTIONS, TRANSLATIONS})
 _CUT_OFF = "cut off at the token limit (finish_reason `length`): raise"
 _NOT_AN_OBJECT = "The answer is not a JSON object of the schema."
 
@@ -106,13 +110,16 @@ class ResultFacts:
         return -1 if is_null or not self.num_floats else self.num_floats
 
     @classmethod
-    def of_rows(cls, rows: Iterable[bytes], recipe: Recipe) -> Self:
-        """Read all rows once."""
+    def of_rows(cls, rows: Iterable[bytes], recipe: Recipe, *, labels_spans: bool = False) -> Self:
+        """Read all rows once; if all have failed, their model `labels_spans` or does not."""
         if recipe.route in {CLASSIFY, POOLING}:
             most_labels, most_spans, most_pooled = _most_items(rows)
-            has_spans = most_spans > 0 or (not most_labels and recipe.wants_spans)
+            labels_spans |= recipe.wants_spans
+            has_spans = most_spans > 0 or (not most_labels and labels_spans)
             has_many = max(most_labels, most_spans, most_pooled) > 1
             return cls(has_many=has_many, has_spans=has_spans)
+        if recipe.route is MODERATIONS:
+            return cls(has_many=max((row.count(_MODERATED) for row in rows), default=0) > 1)
         if recipe.route is not EMBEDDINGS:
             has_reasoning = has_tool_calls = False
             for block in _blocks(rows):
@@ -234,36 +241,47 @@ class ResultColumns:
         ]
 
     def _result_fields(self) -> list[pa.Field]:
-        recipe, facts = self._recipe, self._facts
-        text = pa.list_(pa.string()) if recipe.num_choices > 1 else pa.string()
-        fields = []
-        if recipe.route in _WRITING:
-            fields = [pa.field("text", text)]
-            if facts.has_reasoning:
-                fields.append(pa.field("reasoning", text))
-            if facts.has_tool_calls:
-                fields.append(JSON_TEXT.with_name("tool_calls"))
-            if recipe.wants_logprobs:
-                fields.append(JSON_TEXT.with_name("logprobs"))
-            fields.append(pa.field("finish_reason", text))
-        elif recipe.route is EMBEDDINGS:
-            vector = pa.list_(_VECTOR_TYPES[recipe.vectors], facts.vector_size)
-            fields = [pa.field("embedding", pa.list_(vector) if facts.has_many else vector)]
-        elif recipe.route in {POOLING, *_NUMBERS}:
-            fields = [self._number_field()]
-        elif recipe.route is CLASSIFY:
-            fields = label_fields(has_many=facts.has_many, has_spans=facts.has_spans)
-        elif recipe.route is DECISIONS:
-            fields = all_question_fields(recipe.questions)
-        elif recipe.route in {TRANSCRIPTIONS, TRANSLATIONS}:
-            fields = [pa.field("text", pa.string())]
-        else:
+        recipe = self._recipe
+        fields = self._choice_fields() if recipe.route in _WRITING else self._other_fields()
+        if not fields:
             raise RecipeError(
                 f"{recipe.route.name} does not support tables: send its requests in a JSONL file"
             )
-        fields += [pa.field("usage", USAGE), pa.field("error", pa.string())]
+        fields += [pa.field("usage", self._usage_type), pa.field("error", pa.string())]
         more = MODEL_COLUMNS if recipe.has_models else ()
         return [*fields, *(pa.field(name, pa.string()) for name in more)]
+
+    def _choice_fields(self) -> list[pa.Field]:
+        recipe, facts = self._recipe, self._facts
+        text = pa.list_(pa.string()) if recipe.num_choices > 1 else pa.string()
+        fields = [pa.field("text", text)]
+        if facts.has_reasoning:
+            fields.append(pa.field("reasoning", text))
+        if facts.has_tool_calls:
+            fields.append(JSON_TEXT.with_name("tool_calls"))
+        if recipe.wants_logprobs:
+            fields.append(JSON_TEXT.with_name("logprobs"))
+        return [*fields, pa.field("finish_reason", text)]
+
+    def _other_fields(self) -> list[pa.Field]:
+        """Return the columns of answers that are not choices, none if tables do not support any."""
+        recipe, facts = self._recipe, self._facts
+        if recipe.route is EMBEDDINGS:
+            vector = pa.list_(_VECTOR_TYPES[recipe.vectors], facts.vector_size)
+            return [pa.field("embedding", pa.list_(vector) if facts.has_many else vector)]
+        if recipe.route in {POOLING, *_NUMBERS}:
+            return [self._number_field()]
+        if recipe.route is CLASSIFY:
+            return label_fields(has_many=facts.has_many, has_spans=facts.has_spans)
+        if recipe.route is MODERATIONS:
+            return moderation_fields(has_many=facts.has_many)
+        if recipe.route is DECISIONS:
+            return all_question_fields(recipe.questions)
+        return _transcript_fields(recipe.params) if recipe.route in _HEARING else []
+
+    @property
+    def _usage_type(self) -> pa.DataType:
+        return _SECONDS if self._recipe.route in _HEARING else USAGE
 
     def _number_field(self) -> pa.Field:
         recipe = self._recipe
@@ -275,32 +293,35 @@ class ResultColumns:
     def _columns(
         self, bodies: Sequence[Mapping[str, Any] | None], vectors: Sequence[list[bytes]]
     ) -> dict[str, pa.Array]:
-        columns = {"usage": pa.array([_usage(body) for body in bodies], USAGE)}
+        columns = {"usage": pa.array([_usage(body) for body in bodies], self._usage_type)}
         if self._recipe.has_models:
             models = [body and body.get("model") for body in bodies]
             reasons = [(body or {}).get(ESCALATION_ERROR, {}).get("message") for body in bodies]
             columns["model"] = pa.array(models, pa.string())
             columns[ESCALATION_ERROR] = pa.array(reasons, pa.string())
-        for field in self._fields:
-            match field.name:
-                case "embedding" if self._recipe.route is EMBEDDINGS:
-                    columns["embedding"] = self._vectors(vectors, len(bodies), field.type)
-                case "scores" | "results" if self._recipe.route in _NUMBERS:
-                    values = [_scores(body, field.name) for body in bodies]
-                    columns[field.name] = pa.array(values, field.type)
         if self._recipe.route in _WRITING:
             return columns | self._choice_columns(bodies)
-        if self._recipe.route is CLASSIFY:
-            has_many, has_spans = self._facts.has_many, self._facts.has_spans
-            return columns | label_columns(bodies, has_many=has_many, has_spans=has_spans)
-        if self._recipe.route is DECISIONS:
-            return columns | self._question_columns(bodies)
-        if self._recipe.route is POOLING:
-            field = self._fields[0]
-            columns[field.name] = pa.array(map(self._pooled, bodies), field.type)
-        if self._recipe.route in {TRANSCRIPTIONS, TRANSLATIONS}:
-            columns["text"] = pa.array([body and body.get("text") for body in bodies], pa.string())
-        return columns
+        return columns | self._other_columns(bodies, vectors)
+
+    def _other_columns(
+        self, bodies: Sequence[Mapping[str, Any] | None], vectors: Sequence[list[bytes]]
+    ) -> dict[str, pa.Array]:
+        """Return the columns of `_other_fields` by their names."""
+        route, facts, field = self._recipe.route, self._facts, self._fields[0]
+        if route is CLASSIFY:
+            return label_columns(bodies, has_many=facts.has_many, has_spans=facts.has_spans)
+        if route is MODERATIONS:
+            return moderation_columns(bodies, has_many=facts.has_many)
+        if route is DECISIONS:
+            return self._question_columns(bodies)
+        if route in _HEARING:
+            return _transcript_columns(bodies, self._recipe.params)
+        if route is EMBEDDINGS:
+            return {field.name: self._vectors(vectors, len(bodies), field.type)}
+        cells = [
+            self._pooled(body) if route is POOLING else _scores(body, field.name) for body in bodies
+        ]
+        return {field.name: pa.array(cells, field.type)}
 
     def _pooled(self, body: Mapping[str, Any] | None) -> list[Any] | None:
         """Return the cell of a body of `/pooling`, a list if requests have several texts."""
@@ -398,6 +419,27 @@ class ResultColumns:
             offsets.append(end if texts else None)
             end += len(texts) * step
         return pa.ListArray.from_arrays(pa.array([*offsets, end], pa.int32()), values, type=kind)
+
+
+def _transcript_fields(params: Mapping[str, Any]) -> list[pa.Field]:
+    """Return the columns of a transcript; with `verbose_json`, its language and times as JSON."""
+    fields = [pa.field("text", pa.string())]
+    if params.get("response_format") == "verbose_json":
+        name = "timestamp_granularities"
+        times = str(params.get(name) or params.get(f"{name}[]") or "segment")
+        fields.append(pa.field("language", pa.string()))
+        found = [f"{each}s" for each in ("segment", "word") if each in times]
+        fields += [JSON_TEXT.with_name(each) for each in found]
+    return fields
+
+
+def _transcript_columns(
+    bodies: Sequence[Mapping[str, Any] | None], params: Mapping[str, Any]
+) -> dict[str, pa.Array]:
+    return {
+        field.name: _choice_column([[body and body.get(field.name)] for body in bodies], field, 1)
+        for field in _transcript_fields(params)
+    }
 
 
 def _has_any(rows: bytes, signs: Sequence[bytes]) -> bool:

@@ -22,7 +22,7 @@ def with_table(batch: Batch, targets: Targets, output: str | None, errors: str |
     fetched. Raises Refused for another format than the table's, or if the batch has only rows.
     """
     suffix = None if batch.table_url is None else PurePosixPath(batch.table_url).suffix
-    if output is not None and _is_table_name(output):
+    if output is not None and is_table_name(output):
         _check_format(batch, output, suffix)
         return replace(targets, output=None, errors=errors, table=output)
     check_rows_names(output, errors)
@@ -33,18 +33,13 @@ def with_table(batch: Batch, targets: Targets, output: str | None, errors: str |
     return replace(targets, table=table)
 
 
-def is_table_of_rows(batch: Batch, name: str | None) -> bool:
-    """Say whether a file name requests a table of the rows of a batch that has none."""
-    return name is not None and batch.table_url is None and format_of_rows(name) is not None
-
-
 def format_of_rows(name: str) -> str | None:
     """Return the format of a table of rows by its name; None for other names."""
     found = FORMATS_BY_SUFFIX.get(PurePosixPath(name).suffix.lower())
     return found if found in {"csv", "parquet"} else None
 
 
-def _is_table_name(name: str) -> bool:
+def is_table_name(name: str) -> bool:
     """Return whether a file name is a table's; `.jsonl` files contain rows."""
     suffix = PurePosixPath(name).suffix.lower()
     return suffix in FORMATS_BY_SUFFIX and suffix != _ROWS_SUFFIX

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,14 +38,10 @@ class Targets:
 
     def resume_command(self, batch_id: str) -> str:
         """Return the `tidemill resume` command with the same targets."""
-        flags = [("-o", self.output), ("-e", self.errors)]
+        flags = [("-o", self.output or self.table), ("-e", self.errors)]
         words = [word for flag, name in flags if name is not None for word in (flag, name)]
         force = ["--force"] if self.force else []
-        command = shlex.join(["tidemill", "resume", batch_id, *words, *force])
-        if self.table is None or self.output is not None:
-            return command
-        results = ["tidemill", "results", batch_id, "-o", self.table, *force]
-        return f"{command}; {shlex.join(results)}"
+        return shlex.join(["tidemill", "resume", batch_id, *words, *force])
 
 
 def names_for(file: str) -> tuple[str, str]:
@@ -87,8 +84,18 @@ def targets_of(
     return Targets(output, errors, arguments.force)
 
 
-def wait_and_fetch(client: Client, batch: Batch, targets: Targets, *, as_json: bool) -> int:
-    """Wait until a batch has ended, fetch its rows and return the exit status."""
+def wait_and_fetch(
+    client: Client,
+    batch: Batch,
+    targets: Targets,
+    *,
+    as_json: bool,
+    fetch: Callable[[Batch], int] | None = None,
+) -> int:
+    """Wait until a batch has ended, fetch its rows, to the targets or by `fetch`.
+
+    Returns the exit status.
+    """
     how = f"to wait for it and fetch its rows: `{targets.resume_command(batch.id)}`"
     try:
         with batch_progress() as show:
@@ -99,6 +106,8 @@ def wait_and_fetch(client: Client, batch: Batch, targets: Targets, *, as_json: b
                     print_json(seen.fields)
 
             batch = follow(client, batch, show_and_print)
+        if fetch is not None:
+            return fetch(batch)
         return fetch_and_report(client, batch, targets, as_json=as_json)
     except Stopped as exc:
         raise Stopped(exc.signum, f"the batch {batch.id} continues; {how}") from exc

@@ -45,9 +45,8 @@ def command(arguments: argparse.Namespace) -> int:
     if arguments.follow and (arguments.output_file or arguments.error_file):
         raise Refused("--follow prints rows on standard output: remove -o and -e")
     from ..api.client import Client
-    from ..batches.fetched_table import is_table_of_rows, with_table
+    from ..batches.ended_batch import fetch_ended
     from ..batches.lookup import find_batch
-    from ..batches.wait import fetch_and_report, targets_of
 
     with StopSignals(), Client(server_of(arguments.base_url)) as client:
         batch = find_batch(client, arguments.id)
@@ -59,27 +58,7 @@ def command(arguments: argparse.Namespace) -> int:
                 f"`tidemill resume {batch.id}`, or print rows as they finish with "
                 f"`tidemill results {batch.id} --follow`"
             )
-        if is_table_of_rows(batch, arguments.output_file):
-            return _write_table(client, batch, arguments)
-        targets = targets_of(arguments, (f"{batch.id}.output.jsonl", f"{batch.id}.errors.jsonl"))
-        targets = with_table(batch, targets, arguments.output_file, arguments.error_file)
-        return fetch_and_report(client, batch, targets, as_json=arguments.json)
-
-
-def _write_table(client: Client, batch: Batch, arguments: argparse.Namespace) -> int:
-    from ..batches.outcome import print_json
-    from ..batches.row_table import write_table_of_rows
-    from ..transfer.download import check_target
-
-    name: str = arguments.output_file
-    if arguments.error_file is not None:
-        raise Refused("a table contains the errors of failed rows: remove -e")
-    check_target(name, force=arguments.force)
-    write_table_of_rows(client, batch, name)
-    if arguments.json:
-        print_json({**batch.fields, "saved": {"table": name}})
-    log_end(batch)
-    return exit_status_of(batch)
+        return fetch_ended(client, batch, arguments)
 
 
 def _follow(client: Client, batch: Batch) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from tidemill.offline.console.signals import StopSignals
-from tidemill.offline.files.table_options import check_rows_names
 
 from ..api.server import add_server_flags, server_of
 from ..batches.batch_flags import add_file_flags
@@ -18,8 +17,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "resume",
         help="wait for a batch and fetch its rows",
-        description="Wait until a batch has ended and fetch its rows. An interrupted "
-        "download is resumed.",
+        description="Wait until a batch has ended and fetch its rows, and its table if it has "
+        "one; `-o x.csv` or `-o x.parquet` writes a table. An interrupted download is resumed.",
         epilog=EXIT_STATUSES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -33,12 +32,18 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def command(arguments: argparse.Namespace) -> int:
     """Wait, fetch and return the exit status."""
     from ..api.client import Client
+    from ..batches.ended_batch import fetch_ended, targets_before_end
     from ..batches.lookup import find_batch
-    from ..batches.wait import targets_of, wait_and_fetch
+    from ..batches.wait import wait_and_fetch
 
-    check_rows_names(arguments.output_file, arguments.error_file)
     server = server_of(arguments.base_url)
     with StopSignals(), Client(server) as client:
         batch = find_batch(client, arguments.id)
-        targets = targets_of(arguments, (f"{batch.id}.output.jsonl", f"{batch.id}.errors.jsonl"))
-        return wait_and_fetch(client, batch, targets, as_json=arguments.json)
+        targets = targets_before_end(batch, arguments)
+        return wait_and_fetch(
+            client,
+            batch,
+            targets,
+            as_json=arguments.json,
+            fetch=lambda ended: fetch_ended(client, ended, arguments),
+        )

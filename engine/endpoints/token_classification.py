@@ -30,9 +30,10 @@ _Prepared = Prepared[EncodingRequest, _Texts]
 
 
 class ClassifyTokens:
-    """The endpoint of token classifiers."""
+    """The endpoint of token classifiers, which labels spans of texts."""
 
     route = CLASSIFY
+    labels_spans = True
 
     def __init__(self, model: EncoderModel) -> None:
         self._requests = EncodingRequestBuilder(model)

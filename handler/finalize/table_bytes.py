@@ -65,7 +65,9 @@ def table_bytes(
 
         table = open_table(stack.enter_context(open_object(aws, batch.input)))
         kept = kept_columns(recipe, table.schema)
-        facts = ResultFacts.of_rows(chain.from_iterable(rows()), recipe)
+        facts = ResultFacts.of_rows(
+            chain.from_iterable(rows()), recipe, labels_spans=batch.engine.labels_spans
+        )
 
         def read(columns: ResultColumns) -> Iterator[Any]:
             found = in_order(lines(), rows())

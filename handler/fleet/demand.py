@@ -86,19 +86,24 @@ def start_order(open_by_model: Mapping[str, Iterable[OpenWork]]) -> list[str]:
     """Return the models, those first whose workers start first when capacity is short.
 
     Each tenant's work is in the order of its batches: by priority, then by deadline. The models of
-    all tenants' first work come first, by deadline, so that no priority delays another tenant.
+    all tenants' first work come first, so that no priority delays another tenant: those of tenants
+    whose work no worker runs, and the others, each by deadline.
     """
     by_tenant: dict[str, list[tuple[int, int, str]]] = {}
+    running: set[str] = set()
     for model, works in open_by_model.items():
         for work in works:
             by_tenant.setdefault(work.tenant, []).append((work.priority, work.expires_at, model))
-    ranks: dict[str, tuple[int, int]] = {}
-    for each in by_tenant.values():
+            if work.num_running:
+                running.add(work.tenant)
+    ranks: dict[str, tuple[int, bool, int]] = {}
+    for tenant, each in by_tenant.items():
         deadlines: dict[str, int] = {}  # of each model's first work, in order
         for _, deadline, model in sorted(each):
             deadlines.setdefault(model, deadline)
         for place, (model, deadline) in enumerate(deadlines.items()):
-            ranks[model] = min(ranks.get(model, (place, deadline)), (place, deadline))
+            rank = (place, tenant in running, deadline)
+            ranks[model] = min(ranks.get(model, rank), rank)
     return sorted(ranks, key=lambda model: (ranks[model], model))
 
 

@@ -207,7 +207,9 @@ class Worker:
                 canary=self._canary_for(engine),
             )
             self._feeds.add(feed)
-            self._start_receiving(EngineInfo(engine.revision, engine.engine_version))
+            self._start_receiving(
+                EngineInfo(engine.revision, engine.engine_version, engine.labels_spans)
+            )
         await asyncio.wait((feed.died,))
         async with self._engines_change:
             await self._lose(feed)

@@ -59,8 +59,12 @@ def _count_failed(usage: pa.Array, error: pa.Array, *, or_truncated: bool) -> in
     return int(compute.sum(failed).as_py() or 0)
 
 
-def write_table(table: TableInput, rows: Path, target: Path, form: TableFormat) -> ResultColumns:
+def write_table(
+    table: TableInput, rows: Path, target: Path, form: TableFormat, *, labels_spans: bool = False
+) -> ResultColumns:
     """Write the table of all rows in a file of rows; `target` is replaced when it is complete.
+
+    A model that `labels_spans` is a token classifier.
 
     Returns its columns, with the counts of the answers and their calibration. Warns of questions
     with a wording fault, and logs the accuracy of a calibration. Raises OutputLost if the disk is
@@ -72,7 +76,7 @@ def write_table(table: TableInput, rows: Path, target: Path, form: TableFormat) 
             file.seek(0)
             return output_batches(columns, table.batches(table.kept.names), file)
 
-        facts = ResultFacts.of_rows(file, table.recipe)
+        facts = ResultFacts.of_rows(file, table.recipe, labels_spans=labels_spans)
         columns = finished_columns(table.recipe, table.kept, facts, read)
         growing = target.with_name(target.name + GROWING)
         try:

@@ -85,7 +85,8 @@ def _outcome(results: Mapping[str, Any]) -> dict[str, Any]:
 
 def _answer(results: Mapping[str, Any]) -> dict[str, Any]:
     """Return the body fields with the answer, as its endpoint writes them."""
-    from .page.table_rows import LABELED, POOLED, SPANS  # late: it needs pyarrow, as tables do
+    # Late: it needs pyarrow, as tables do.
+    from .page.table_rows import LABELED, MODERATED, POOLED, SPANS
 
     # The fields of a JSON schema, which follow the usage, may have any names.
     names = [*takewhile(lambda name: name != "usage", results)]
@@ -99,13 +100,8 @@ def _answer(results: Mapping[str, Any]) -> dict[str, Any]:
     if "scores" in names:
         scores = _parsed(results["scores"]) or []
         return {"data": [{"index": at, "score": each} for at, each in enumerate(scores)]}
-    if names == LABELED:
-        label = _parsed(results["label"], only_lists=True)
-        return {"data": _labeled(label, _parsed(results["probs"]) or [])}
-    if names == SPANS:
-        spans = _parsed(results["spans"]) or []
-        texts = spans if spans and isinstance(spans[0], list) else [spans]
-        return {"data": [{"index": at, "spans": each} for at, each in enumerate(texts)]}
+    if names in (LABELED, SPANS, MODERATED):
+        return _classified(names, results)
     if "results" in names:
         return {"results": _parsed(results["results"]) or []}
     if questions := question_columns_at_end(names):
@@ -137,12 +133,43 @@ def _pooled(cell: list[Any], depth: int) -> list[dict[str, Any]]:
     return [{"index": at, "object": "pooling", "data": each} for at, each in enumerate(texts)]
 
 
+def _classified(names: list[str], results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body of a row of a classifier, by the names of its columns."""
+    first, *others = names
+    if not others:
+        spans = _parsed(results[first]) or []
+        texts = spans if spans and isinstance(spans[0], list) else [spans]
+        return {"data": [{"index": at, "spans": each} for at, each in enumerate(texts)]}
+    if first == "flagged":
+        return {"results": _moderated(*(_parsed(results[name]) for name in names))}
+    label = _parsed(results[first], only_lists=True)
+    return {"data": _labeled(label, _parsed(results["probs"]) or [])}
+
+
 def _labeled(label: Any, probs: list[Any]) -> list[dict[str, Any]]:
     """Return the labeled texts of a row; of several texts, `label` and `probs` are lists."""
     texts = zip(label, probs, strict=False) if isinstance(label, list) else [(label, probs)]
     return [
         {"index": at, "label": winner, "probs": [each["score"] for each in scores]}
         for at, (winner, scores) in enumerate(texts)
+    ]
+
+
+def _moderated(flagged: Any, categories: list[Any], scores: list[Any]) -> list[dict[str, Any]]:
+    """Return the results of a row; of several texts, all three are lists with an item per text."""
+    is_one = not isinstance(flagged, list)
+    texts = (
+        [(flagged, categories, scores)]
+        if is_one
+        else zip(flagged, categories, scores, strict=False)
+    )
+    return [
+        {
+            "flagged": is_flagged,
+            "categories": dict.fromkeys(names or (), True),
+            "category_scores": {each["category"]: each["score"] for each in found or ()},
+        }
+        for is_flagged, names, found in texts
     ]
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from tidemill.batch.file.rows import Dialect
 from tidemill.batch.file.run_line import LineResult, run_line
-from tidemill.engine_process.exchange import in_thread_if_long
 from tidemill.protocol.callback_failures import callback_failures
 from tidemill.protocol.contract import Responder, Usage
 from tidemill.protocol.in_flight import InFlightLimiter
+from tidemill.protocol.in_thread import in_thread_if_long
 
 from ..console.errors import failure_of
 from ..console.terminal import log

@@ -60,8 +60,11 @@ def _open_whole(options: RunOptions, stack: ExitStack, delays: tuple[float, ...]
         )
     source = open_source(options.input_file, tmp_dir=tmp_dir, delays=delays)
     requests = InputFile.from_source(stack.enter_context(source), limit, options.line_url)
-    if requests.form.vendor is not None:
-        log(f"{requests.name} contains {requests.form.contents}")
+    if (vendor := requests.form.vendor) is not None:
+        from tidemill.batch.file.vendor_rows import FORMS  # late: few files are vendors'
+
+        how = "; `tidemill convert` writes rows in their form" if vendor in FORMS else ""
+        log(f"{requests.name} contains {requests.form.contents}{how}")
     return requests.unpack(tmp_dir, stack)
 
 

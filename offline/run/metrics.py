@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tidemill.protocol.contract import Served
+from tidemill.protocol.contract import EngineError, EngineInfo, Served
 from tidemill.server.loop_lag import LoopLag
 
 from ..console.errors import Refused
@@ -29,6 +29,13 @@ class RunMetrics:
     served: Served | EngineReplicas | None = None
     writer: ResumableWriter | None = None
     loop_lag: LoopLag = field(default_factory=LoopLag)
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """Return the engine's information; None if it was not needed, or has failed."""
+        with suppress(EngineError):
+            return None if self.served is None else self.served.info()
+        return None
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric at its current value."""

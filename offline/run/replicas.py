@@ -16,9 +16,9 @@ from tidemill.batch.file.run_line import LineResult
 from tidemill.batch.parts import NotRun, row_not_run
 from tidemill.batch.suspects import KILLED_MESSAGE
 from tidemill.engine_process.client import EngineClient
-from tidemill.engine_process.exchange import in_thread_if_long
 from tidemill.engine_process.frames import FrameError, Row
 from tidemill.engine_process.replica_pool import Quarantined, ReplicaPool
+from tidemill.protocol.in_thread import in_thread_if_long
 from tidemill.protocol.json_bodies import load_json
 from tidemill.protocol.stall import STALL_SECONDS
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from tidemill.protocol.contract import EngineError, EngineInfo
+from tidemill.protocol.contract import EngineInfo
 
 from ..console.errors import failure_of
 from ..console.terminal import amount, duration, log
@@ -61,11 +60,7 @@ def _write_card(run: Run, files: OutputFiles, tally: Tally) -> bool:
     path = card_path(target)
     if not has_run and path.exists():
         return True
-    info = None
-    if run.metrics.served is not None:
-        with suppress(EngineError):
-            info = run.metrics.served.info()
-    card = card_of(run, tally, info, str(target))
+    card = card_of(run, tally, run.metrics.info, str(target))
     path.write_text(as_json(card), encoding="utf-8")
     markdown = path.with_suffix(".md")
     if options.card_markdown:

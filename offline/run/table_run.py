@@ -48,11 +48,17 @@ def with_rows_file(options: RunOptions) -> RunOptions | None:
 
 
 def finish_table(
-    options: RunOptions, table: TableInput, tally: Tally, settings: Settings | None
+    options: RunOptions,
+    table: TableInput,
+    tally: Tally,
+    settings: Settings | None,
+    *,
+    labels_spans: bool,
 ) -> None:
     """Write the table, and remove the file of its rows unless some failed or were truncated.
 
-    `settings` are those of the rows, for a calibration.
+    `settings` are those of the rows, for a calibration. A model that `labels_spans` is a token
+    classifier.
     The rows of a shard stay: the table is written from all shards, once they are joined.
     """
     assert options.table is not None
@@ -65,7 +71,7 @@ def finish_table(
         )
         return
     target, form = options.table.output, options.table.output_format
-    columns = write_table(table, rows, target, form)
+    columns = write_table(table, rows, target, form, labels_spans=labels_spans)
     if columns.calibration is not None:
         from ..files.calibration_file import write_plot  # late: few runs have one
 

@@ -23,6 +23,7 @@ from tidemill.protocol.routes import (
     CLASSIFY,
     COMPLETIONS,
     EMBEDDINGS,
+    MODERATIONS,
     POOLING,
     RESPONSES,
     TRANSCRIPTIONS,
@@ -74,7 +75,7 @@ class BatchAnswers:
             has_reasoning=self._recipe.route in {CHAT_COMPLETIONS, RESPONSES},
             has_tool_calls="tools" in self._recipe.params,
             has_spans=self._recipe.wants_spans,
-            has_many=self._recipe.route in {EMBEDDINGS, CLASSIFY, POOLING}
+            has_many=self._recipe.route in {EMBEDDINGS, CLASSIFY, MODERATIONS, POOLING}
             and self._has_lists(schema),
         )
         kept = pa.schema([schema.field(name) for name in self.keep])

@@ -19,6 +19,7 @@ from tidemill.batch.model import Batch
 from tidemill.batch.parts import FinishedRow
 from tidemill.protocol.contract import Responder, Usage
 from tidemill.protocol.in_flight import InFlightLimiter
+from tidemill.protocol.in_thread import in_thread_if_long
 from tidemill.protocol.json_bodies import unfolded_bytes
 
 from .rows import Rows
@@ -191,8 +192,8 @@ class BatchRun:
             answer = await run_line(
                 raw, self._engine, created=self._batch.created_at, with_expected=True
             )
-            if self._echo is not None:
-                printed = await asyncio.to_thread(self._echo.add_to, answer.row, raw)
+            if (echo := self._echo) is not None:
+                printed = await in_thread_if_long(lambda _: echo.add_to(answer.row, raw), raw.data)
                 answer = answer._replace(row=printed)
             if self.is_closed:
                 return

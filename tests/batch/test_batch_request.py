@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from email.header import Header
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +21,9 @@ from tidemill.batch.batch_request import (
     parse_request,
     window_seconds,
 )
-from tidemill.batch.errors import InvalidOption
-from tidemill.batch.model import Options
+from tidemill.batch.errors import InvalidOption, KeyReused
+from tidemill.batch.model import Options, Retry
+from tidemill.batch.retry_request import RetryParams
 
 UNITS = {"m": 60, "h": 3600, "d": 86400}
 GOOD_URL = "https://bucket.s3.amazonaws.com/out.jsonl?X-Amz-Signature=ab%2Fcd&x=1"
@@ -92,6 +94,18 @@ def test_a_priority_is_an_integer_of_at_most_a_hundred(value: object) -> None:
     for text in ("high", "", "1e3", "1.5", "101", "9" * 5000):
         with pytest.raises(InvalidOption, match=words):
             parse_options({"priority": text})
+
+
+def test_a_repeated_request_has_the_batch_of_an_earlier_version() -> None:
+    """It stored priority 0 for a request without one; another priority is another request."""
+    request = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions"}
+    params, stored = parse_request(request), parse_request({**request, "priority": 0})
+    fields = {name: getattr(stored, name) for name in ("input_file_id", "endpoint", "options")}
+    batch: Any = SimpleNamespace(**fields, retry=Retry("batch_1"))
+    params.check_same(batch)
+    RetryParams(Retry("batch_1"), params.options).check_same(batch)
+    with pytest.raises(KeyReused):
+        parse_request({**request, "priority": 1}).check_same(batch)
 
 
 @pytest.mark.parametrize(("given", "priority"), [({}, -7), ({"priority": 0}, 0)])

@@ -1,17 +1,19 @@
-"""Labels of texts by `Engine.classify`, as columns of a table, and as the rows of a comparison."""
+"""Labels and moderations of texts as columns of a table, and as the rows of a comparison."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.engine.model.encoders.small_encoders import save
 from tidemill import Engine, RequestFailed
+from tidemill.batch.table.writer import open_writer
 from tidemill.cli.main import main
 
-NAMES = ("anger", "joy", "fear")
+NAMES = ("anger", "violence", "not_toxic")
 TEXTS = ["The tide comes in.", "A mill"]
 
 
@@ -22,22 +24,27 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("model"), "Bert", "ForSequenceClassification", **labels)
 
 
-def test_texts_and_pairs_are_labeled(classifier: Path, tmp_path: Path) -> None:
-    """A table has the same labels, also a CSV, and is compared with JSON rows of the same texts."""
-    # One text per step: sums of fp32 depend on the texts next to each.
+@pytest.fixture(name="engine", scope="module")
+def fixture_engine(classifier: Path) -> Iterator[Engine]:
+    """Return its engine, with one text per step: sums of fp32 depend on the texts next to each."""
     with Engine(str(classifier), device="cpu", max_num_seqs=1) as engine:
-        one, other = engine.classify(TEXTS, progress=False)
-        [pair] = engine.classify([("The tide", "falls")], progress=False)
-        by_ids = engine.classify([(101, 2003, 102)], progress=False)  # type: ignore[list-item]
-        assert by_ids == engine.classify([[101, 2003, 102]], progress=False)  # type: ignore[list-item]
-        given = {"url": "/v1/classify", "prompt": "{{ text }}", "progress": False}
-        table = engine.answer_table({"text": TEXTS}, **given)
-        with pytest.raises(RequestFailed, match=r"`input\.1` must not be empty"):
-            engine.classify(["a", ""], progress=False)
-        with pytest.raises(TypeError, match="a list of texts"):
-            engine.classify("one text", progress=False)
-        with pytest.raises(TypeError, match="a pair must have two texts"):
-            engine.classify([("a", "b", "c")], progress=False)  # type: ignore[list-item]
+        yield engine
+
+
+def test_texts_and_pairs_are_labeled(engine: Engine, classifier: Path, tmp_path: Path) -> None:
+    """A table has the same labels, also a CSV, and is compared with JSON rows of the same texts."""
+    one, other = engine.classify(TEXTS, progress=False)
+    [pair] = engine.classify([("The tide", "falls")], progress=False)
+    by_ids = engine.classify([(101, 2003, 102)], progress=False)  # type: ignore[list-item]
+    assert by_ids == engine.classify([[101, 2003, 102]], progress=False)  # type: ignore[list-item]
+    given = {"url": "/v1/classify", "prompt": "{{ text }}", "progress": False}
+    table = engine.answer_table({"text": TEXTS}, **given)
+    with pytest.raises(RequestFailed, match=r"`input\.1` must not be empty"):
+        engine.classify(["a", ""], progress=False)
+    with pytest.raises(TypeError, match="a list of texts"):
+        engine.classify("one text", progress=False)
+    with pytest.raises(TypeError, match="a pair must have two texts"):
+        engine.classify([("a", "b", "c")], progress=False)  # type: ignore[list-item]
     assert tuple(one["scores"]) == NAMES
     assert one["score"] == one["scores"][one["label"]] == max(one["scores"].values())
     assert pair["scores"] not in (one["scores"], other["scores"])
@@ -55,8 +62,44 @@ def test_texts_and_pairs_are_labeled(classifier: Path, tmp_path: Path) -> None:
     assert main(["run", "-i", f"{tmp_path}/in.csv", "-o", csv, *model, *recipe]) == 0
     assert main(["run", "-i", f"{tmp_path}/in.jsonl", "-o", rows, *model]) == 0
     assert main(["diff", csv, rows]) == 0
-    moderate = ["--url", "/v1/moderations", "--prompt", "{{ text }}"]
-    assert main(["run", "-i", f"{tmp_path}/in.csv", "-o", csv, "--force", *model, *moderate]) != 0
+
+
+def test_texts_are_moderated(
+    engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table has the categories of the rows, of one text or several, and is compared with them."""
+    url = "/v1/moderations"
+    texts = {"one": [[TEXTS[0]], [TEXTS[1]]], "both": [TEXTS, TEXTS]}
+    labels = engine.classify(TEXTS, progress=False)
+    for name, inputs in texts.items():
+        given = {"text": inputs, "id": ["1", "2"]}
+        recipe = {"url": url, "input": "{{ text }}", "keep": ["id"]}
+        table = engine.answer_table(given, progress=False, **recipe)
+        bodies = [engine.answer_one({"input": each}, url=url) for each in inputs]
+        rows = [
+            {"custom_id": str(n), "response": {"status_code": 200, "body": body}, "error": None}
+            for n, body in enumerate(bodies, 1)
+        ]
+        (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        for form in ("csv", "parquet"):
+            with (tmp_path / f"{name}.{form}").open("wb") as file:
+                writer = open_writer(file, table.schema, form)
+                for batch in table.to_batches():
+                    writer.write(batch)
+                writer.close()
+            assert main(["diff", f"{tmp_path}/{name}.{form}", f"{tmp_path}/rows.jsonl"]) == 0
+        capsys.readouterr()
+        if name == "one":
+            for item, row in zip(labels, table.to_pylist(), strict=True):
+                is_flagged = item["label"] != NAMES[2]
+                expected = (is_flagged, [item["label"]] * is_flagged)
+                assert (row["flagged"], row["categories"]) == expected
+                scores = {one["category"]: one["score"] for one in row["category_scores"]}
+                for label in NAMES[:2]:
+                    assert scores.pop(label) == item["scores"][label]
+                assert not any(scores.values())
+        assert main(["view", f"{tmp_path}/rows.jsonl"]) == 0
+        assert "flagged: " in capsys.readouterr().out
 
 
 SPANS = {"id2label": {0: "O", 1: "B-PER", 2: "I-PER"}, "label2id": {}}
@@ -75,6 +118,8 @@ def test_spans_of_texts(token_classifier: Path, tmp_path: Path) -> None:
         found = engine.classify(TEXTS, progress=False)
         words = engine.classify(TEXTS, progress=False, aggregation_strategy="none")
         table = engine.answer_table({"text": [*TEXTS, ""]}, **given)
+        failed = engine.answer_table({"text": [""]}, **given)
+        assert failed.column_names == table.column_names == ["text", "spans", "usage", "error"]
         with pytest.raises(RequestFailed, match="this is a token classifier"):
             engine.classify([("a", "b")], progress=False)
     assert len(words[0]["spans"]) >= len(found[0]["spans"]) > 0

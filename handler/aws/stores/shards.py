@@ -129,33 +129,16 @@ class ShardStore(LiveStore):
         They begin at number `start`, and continue with the first shard after the last.
         """
         found: list[int] = []
-        low, high, after = start, _LAST_SHARD, None
+        first, last = _shard_name(start), _shard_name(_LAST_SHARD)
         for _ in range(2):
-            bounds = {
-                ":pk": f"BATCH#{batch_id}",
-                ":first": _shard_name(low),
-                ":last": _shard_name(high),
-                ":pending": str(ShardStatus.PENDING),
-            }
-            response = yield Call(
-                "dynamodb",
-                "query",
-                {
-                    "TableName": self.name,
-                    "KeyConditionExpression": "pk = :pk AND sk BETWEEN :first AND :last",
-                    "FilterExpression": "#status = :pending",
-                    "ProjectionExpression": "sk",
-                    "ExpressionAttributeNames": {"#status": "status"},
-                    "ExpressionAttributeValues": to_item(bounds),
-                    **({"ExclusiveStartKey": after} if after else {}),
-                },
-            )
-            found += [_number_in(item["sk"]["S"]) for item in response["Items"]]
-            after = response.get("LastEvaluatedKey")
-            if not after and not start:
+            names, end = yield from self._between(batch_id, first, last, only_pending=True)
+            found += [_number_in(item["sk"]) for item in names]
+            if end is None and not start:
                 break
-            if not after:
-                low, high = 0, start - 1
+            if end is None:
+                first, last = _shard_name(0), _shard_name(start - 1)
+            else:
+                first = _shard_name(_number_in(end) + 1)
         return found
 
     def claim(
@@ -329,10 +312,27 @@ class ShardStore(LiveStore):
                 raise LeaseLost(f"shard {shard.number} of {shard.batch_id}") from exc
 
     def _between(
-        self, batch_id: str, first: str, last: str, limit: int | None = None
+        self,
+        batch_id: str,
+        first: str,
+        last: str,
+        limit: int | None = None,
+        *,
+        only_pending: bool = False,
     ) -> Operation[tuple[list[dict[str, Any]], str | None]]:
-        """Return a page of a batch's items, and the last one's name if more follow."""
+        """Return a page of a batch's items, and the last one's name if more follow.
+
+        With `only_pending` they are the names of shards that are not done, maybe a moment old.
+        """
         bounds = {":pk": f"BATCH#{batch_id}", ":first": first, ":last": last}
+        read: dict[str, Any] = {"ConsistentRead": True}
+        if only_pending:
+            bounds[":pending"] = str(ShardStatus.PENDING)
+            read = {
+                "FilterExpression": "#status = :pending",
+                "ProjectionExpression": "sk",
+                "ExpressionAttributeNames": {"#status": "status"},
+            }
         response = yield Call(
             "dynamodb",
             "query",
@@ -340,7 +340,7 @@ class ShardStore(LiveStore):
                 "TableName": self.name,
                 "KeyConditionExpression": "pk = :pk AND sk BETWEEN :first AND :last",
                 "ExpressionAttributeValues": to_item(bounds),
-                "ConsistentRead": True,
+                **read,
                 **({} if limit is None else {"Limit": limit}),
             },
         )

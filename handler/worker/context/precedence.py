@@ -11,7 +11,7 @@ import random
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from tidemill.batch.model import Batch
 from tidemill.batch.states import Status
@@ -28,6 +28,9 @@ _MAX_BATCHES = 32
 _MAX_SHARDS = 200
 _TURNS = 8
 
+FreshShard: TypeAlias = tuple[str, int, bool]
+"""Batch and number of a shard without an owner, and whether its second model has to run it."""
+
 
 @dataclass(slots=True)
 class _Known:
@@ -42,7 +45,7 @@ class _Known:
     of_other_models: set[str]
     num_left: int = _MAX_BATCHES
     order: deque[str] = field(init=False)
-    shards: dict[str, list[int]] = field(default_factory=dict)
+    shards: dict[str, list[FreshShard]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Sort the batches."""
@@ -73,11 +76,12 @@ class Precedence:
         model: str | None,
         now: float,
         is_prefetch: bool = False,
-    ) -> tuple[str, int] | None:
-        """Return the batch and number of a fresh shard that comes before those of a batch.
+    ) -> FreshShard | None:
+        """Return a fresh shard that comes before those of a batch.
 
-        It returns each shard once, and None without one. `model` is the model of the worker; a
-        prefetch takes the turn of the claim before it, so that a batch's shards stay together.
+        It returns each shard once, and None without one. `model` is the model of the worker, the
+        first or the second one of a cascade; a prefetch takes the turn of the claim before it, so
+        that a batch's shards stay together.
         """
         try:
             known = await self._known_of(driver, deployment, tenant, now)
@@ -95,7 +99,7 @@ class Precedence:
         if self._is_others_turn:
             return None
         known.until = min(known.until, now + _USED_SECONDS)
-        return first, known.shards[first].pop()
+        return known.shards[first].pop()
 
     def drop(self, tenant: str, batch_id: str) -> None:
         """Forget the shards of a batch that no longer runs."""
@@ -137,7 +141,7 @@ class _Reader(NamedTuple):
             order.popleft()
         return None
 
-    async def _list_fresh(self, known: _Known, batch_id: str) -> list[int]:
+    async def _list_fresh(self, known: _Known, batch_id: str) -> list[FreshShard]:
         """Return shards of a batch that this worker can claim, in random order.
 
         Those whose last run failed are left to their messages, which wait for a visibility timeout.
@@ -146,25 +150,31 @@ class _Reader(NamedTuple):
         batch = await self.driver.run(table.get_batch(batch_id))
         if batch is None or not _can_run(batch, self.now):
             return []
-        if batch.model_of(is_escalated=False) != self.model:
+        is_first = batch.model_of(is_escalated=False) == self.model
+        if not is_first and batch.model_of(is_escalated=True) != self.model:
             known.of_other_models.add(batch_id)
             return []
+        if not is_first and batch.awaits_threshold:
+            return []
         progress = await self.driver.run(table.get_shard_progress(batch))
-        others = {
+        used = {
             shard.number
             for shard in progress.live
-            if shard.attempts
-            or shard.is_leased(self.now)
-            or shard.is_given_up
-            or shard.is_escalated
+            if shard.attempts or shard.is_leased(self.now) or shard.is_given_up
         }
+        if not is_first:
+            escalated = [each.number for each in progress.live if each.has_escalated_rows]
+            numbers = [number for number in escalated if number not in used][:_MAX_SHARDS]
+            random.shuffle(numbers)
+            return [(batch_id, number, True) for number in numbers]
+        others = used | {shard.number for shard in progress.live if shard.is_escalated}
         if batch.shards_left - progress.num_done <= len(others):
             return []
         start = random.randrange(max(1, batch.num_shards))  # noqa: S311
         pending = await self.driver.run(table.list_some_pending(batch_id, start))
         numbers = [number for number in pending if number not in others][:_MAX_SHARDS]
         random.shuffle(numbers)  # so that workers try different ones
-        return numbers
+        return [(batch_id, number, False) for number in numbers]
 
 
 def _can_run(batch: Batch, now: float) -> bool:

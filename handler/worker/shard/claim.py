@@ -105,7 +105,7 @@ async def _claim_first(
     is_prefetch: bool,
 ) -> Claim | None:
     """Claim a shard that comes before the message's, which is then sent again; None without one."""
-    if message.group is None or target.is_escalated:
+    if message.group is None:
         return None
     deployment = context.deployment
     for _ in range(_MAX_TRIES):

@@ -30,6 +30,14 @@ LABELED: Final = ["label", "score", "probs"]
 """Columns of a text's labels."""
 SPANS: Final = ["spans"]
 """Columns of a text's labeled spans."""
+MODERATED: Final = ["flagged", "categories", "category_scores"]
+"""Columns of a moderated text."""
+TIMED: Final = (
+    ["text", "language", "segments"],
+    ["text", "language", "words"],
+    ["text", "language", "segments", "words"],
+)
+"""Columns of a transcript with times."""
 POOLED: Final = (["sparse_embedding"], ["token_embeddings"], ["token_scores"])
 """Columns of a text's sparse vector, or of numbers of its tokens."""
 _NOT_SHOWN: Final = frozenset(("finish_reason", "usage", "logprobs"))
@@ -173,7 +181,7 @@ def first_result(names: Sequence[str]) -> int:
     last = ends[-1] - 1
     if questions := question_columns_at_end(bare[:last]):
         return last - sum(map(len, questions))
-    for columns in (LABELED, SPANS, *POOLED):
+    for columns in (LABELED, SPANS, MODERATED, *TIMED, *POOLED):
         if bare[:last][-len(columns) :] == columns:
             return last - len(columns)
     first, seen = last, {"usage"}

@@ -109,6 +109,7 @@ def test_lines_that_are_not_of_the_vendor_say_why() -> None:
         [good],
         {"modelInput": CHAT},
         {"recordId": "g", "modelInput": config},
+        {"recordId": "h", "modelInput": CHAT, "url": URL, "body": CHAT},
     ]
     data = b"\n".join([*(json.dumps(line).encode() for line in lines), b"{", b'"x"'])
     found = read(data)
@@ -121,9 +122,21 @@ def test_lines_that_are_not_of_the_vendor_say_why() -> None:
         (4, None, "`recordId` must be a string, not a number"),
     ]
     assert errors[4] == (7, "g", "`textGenerationConfig` must be an object, not a number")
-    assert [line for line, _, _ in errors] == [2, 3, 4, 5, 7, 8, 9]
+    assert errors[5] == (8, "h", "`modelInput` and `body` are two requests: remove one")
+    assert [line for line, _, _ in errors] == [2, 3, 4, 5, 7, 8, 9, 10]
     assert [each.custom_id for each in found if isinstance(each, Line)] == ["a", "6"]
     assert {each.code for each in found if isinstance(each, LineError)} == {"invalid_json_line"}
+
+
+@pytest.mark.parametrize("name", ["params", "modelInput", "request"])
+def test_the_request_of_a_vendor_has_no_url(name: str) -> None:
+    """The one error says what to change, also without an ID."""
+    [error] = read(json.dumps({"method": "POST", "url": URL, name: CHAT}).encode())
+    assert isinstance(error, LineError)
+    assert error.message == (
+        f"the request is in `{name}`, but the line has a `url`: remove `url` and `method`, or "
+        f"call `{name}` `body`"
+    )
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ def test_a_recipe_is_read_from_toml() -> None:
         ("/v1/completions", {"prompt": "{{ a }}"}),
         ("/v1/embeddings", {"input": "{{ a }}"}),
         ("/v1/responses", {"input": "{{ a }}"}),
+        ("/v1/moderations", {"input": "{{ a }}"}),
+        ("/v1/audio/transcriptions", {"file_url": "{{ a }}"}),
     ],
 )
 def test_a_prompt_fills_the_field_of_its_url(url: str, expected: Any) -> None:
@@ -64,8 +66,8 @@ def test_a_prompt_fills_the_field_of_its_url(url: str, expected: Any) -> None:
             "has no `prompt`: use its own fields, such as `text_1`",
         ),
         (
-            {"prompt": "x", "url": "/v1/audio/transcriptions"},
-            "/v1/audio/transcriptions does not support tables: send its requests in a JSONL file",
+            {"prompt": "x", "file_url": "y", "url": "/v1/audio/transcriptions"},
+            "`prompt` and `file_url` cannot be used together",
         ),
         ({"prompt": "x", "messages": []}, "`prompt` and `messages` cannot be used together"),
         ({"input": "x", "system": "y", "url": "/v1/embeddings"}, "`system` needs a `prompt`"),

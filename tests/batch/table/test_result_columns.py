@@ -351,12 +351,54 @@ def test_spans_of_a_token_classifier_are_a_list() -> None:
 
 
 def test_failed_rows_of_a_token_classifier_have_its_columns() -> None:
-    """A recipe that states how tokens are joined is for a token classifier."""
+    """A recipe that states how tokens are joined is for a token classifier, and a model may be."""
     bad = row(None, error={"message": "no"})
     joined = {"aggregation_strategy": "max"}
     schema, found = columns_of([bad], url="/v1/classify", keep=[], params=joined)
     assert schema.names == ["text", "spans", "usage", "error"]
     assert found == [{"text": "kept", "spans": None, "usage": None, "error": "no"}]
+    recipe = parse_recipe({"url": "/v1/classify", "prompt": "{{ text }}"})
+    for is_known in (False, True):
+        assert ResultFacts.of_rows([bad], recipe, labels_spans=is_known).has_spans is is_known
+
+
+def test_moderations_have_their_categories() -> None:
+    """Several texts of a request have lists."""
+    flags, scores = {"hate": True, "spam": False}, {"hate": 0.75, "spam": 0.25}
+    result = {"flagged": True, "categories": flags, "category_scores": scores}
+    body = {"results": [{**result, "category_applied_input_types": {"hate": ["text"]}}]}
+    given = {"url": "/v1/moderations", "keep": []}
+    schema, found = columns_of([row(body), row(None, error={"message": "no"})], **given)
+    assert schema.names[1:] == ["flagged", "categories", "category_scores", "usage", "error"]
+    pairs = [{"category": name, "score": score} for name, score in scores.items()]
+    assert [*found[0].values()][1:] == [True, ["hate"], pairs, None, None]
+    assert [*found[1].values()][1:] == [None, None, None, None, "no"]
+    _, [both] = columns_of([row({"results": [result, result]})], **given)
+    assert both["categories"] == [["hate"], ["hate"]]
+
+
+def test_transcripts_have_their_times() -> None:
+    """They are JSON, as long as the format has them; the usage is in seconds."""
+    words, usage = [{"word": "Hi", "start": 0.0}], {"type": "duration", "seconds": 3}
+    whole = {"text": "Hi", "language": "english", "segments": [], "words": words, "usage": usage}
+    rows = [row(whole), row(None)]
+    given: dict[str, Any] = {"url": "/v1/audio/transcriptions", "keep": []}
+    schema, found = columns_of(rows, **given)
+    assert schema.names[1:] == ["output_text", "usage", "error"]
+    assert [found[0]["output_text"], found[0]["usage"]] == ["Hi", {"seconds": 3}]
+    for times, names in (
+        ({}, ["segments"]),
+        ({"timestamp_granularities[]": "word"}, ["words"]),
+        ({"timestamp_granularities": ["word", "segment"]}, ["segments", "words"]),
+    ):
+        given["params"] = {"response_format": "verbose_json", **times}
+        schema, [first, failed] = columns_of(rows, **given)
+        assert schema.names[2:-2] == ["language", *names]
+        assert [json.loads(first[name]) for name in names] == [whole[name] for name in names]
+        assert failed["language"] is None
+    translation = {"url": "/v1/audio/translations", "keep": []}
+    _, [found] = columns_of([row({"text": "Hi"})], **translation)
+    assert (found["output_text"], found["usage"]) == ("Hi", None)
 
 
 def test_ambiguous_names_are_refused() -> None:

@@ -86,16 +86,27 @@ def test_a_table_is_fetched_with_its_rows(shell: Shell, url: str, name: str) -> 
     assert (shell.folder / names["output"]).read_bytes() == row_of(line("a"))
 
 
-def test_a_table_is_fetched_alone_by_its_name(shell: Shell) -> None:
+@pytest.mark.parametrize("command", ["results", "resume"])
+def test_a_table_is_fetched_alone_by_its_name(shell: Shell, command: str) -> None:
     """Rows are not fetched, except failed ones with -e."""
     batch_id = with_table(shell)
-    result = shell.type("results", batch_id, "-o", "reviews.output.parquet")
+    result = shell.type(command, batch_id, "-o", "reviews.output.parquet")
     assert result.status == 3
     assert (shell.folder / "reviews.output.parquet").read_bytes() == TABLE
     assert not [*shell.folder.glob("batch_*")]
-    shell.type("results", batch_id, "-o", "again.pq", "-e", "failed")
+    shell.type(command, batch_id, "-o", "again.pq", "-e", "failed")
     assert (shell.folder / "again.pq").read_bytes() == TABLE
     assert (shell.folder / "failed").exists()
+
+
+def test_a_batch_is_waited_for_and_written_as_a_table(shell: Shell) -> None:
+    """A name that is taken is refused before the wait."""
+    batch_id = submitted(shell, "a", "b")
+    (shell.folder / "x.csv").touch()
+    assert shell.type("resume", batch_id, "-o", "x.csv").status == 2
+    assert shell.api.batches[batch_id]["status"] == "in_progress"
+    assert shell.type("resume", batch_id, "-o", "x.csv", "--force").status == 0
+    assert "custom_id" in (shell.folder / "x.csv").read_text(encoding="utf-8-sig")
 
 
 def test_rows_that_are_named_come_without_their_table(shell: Shell) -> None:

@@ -162,9 +162,7 @@ def test_a_folder_has_no_learnt_threshold(shell: Shell) -> None:
     assert shell.api.batches == {}
 
 
-def test_a_stopped_wait_for_a_table_names_both_commands() -> None:
-    """The rows are fetched first, then the table that the deployment has made."""
+def test_a_stopped_wait_for_a_table_names_its_command() -> None:
+    """It fetches the table that the deployment has made."""
     targets = Targets(None, None, force=True, table="my t.csv")
-    assert targets.resume_command("batch_1") == (
-        "tidemill resume batch_1 --force; tidemill results batch_1 -o 'my t.csv' --force"
-    )
+    assert targets.resume_command("batch_1") == ("tidemill resume batch_1 -o 'my t.csv' --force")

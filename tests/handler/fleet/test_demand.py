@@ -48,6 +48,19 @@ def test_models_start_in_the_order_of_the_batches() -> None:
     assert start_order({"b": [work_of(1)], "a": [work_of(1, **soon)]}) == ["a", "b"]
 
 
+def test_a_tenant_without_a_running_worker_starts_first() -> None:
+    """Another one with a stream of short batches, of any models, does not delay its first one."""
+    short = {"tenant": "t", "expires_at": NOW + 1800}
+    works = {
+        "short": [work_of(1, **short)],
+        "shorter": [work_of(1, tenant="t", expires_at=NOW + 60)],
+        "long": [work_of(1, tenant="u")],
+    }
+    assert start_order(works) == ["shorter", "long", "short"]
+    works["short"][0] = work_of(1, num_running=1, **short)
+    assert start_order(works) == ["long", "shorter", "short"]
+
+
 @pytest.mark.parametrize(("seconds", "wants"), [(1, 1), (3300, 1), (3301, 2), (16_500, 5)])
 def test_what_is_open_is_done_by_its_target(seconds: float, wants: int) -> None:
     """Within the hour, of which each worker spends five minutes starting."""

@@ -93,6 +93,7 @@ class FakeLink:
             1,
             self._engine.max_num_seqs,
             endpoints=self._engine.endpoints,
+            labels_spans=True,
         )
 
     async def close(self) -> None:

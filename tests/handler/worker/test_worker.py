@@ -87,7 +87,7 @@ async def test_progress_and_cost_are_recorded(rig: Rig) -> None:
         assert spent == pytest.approx(done.gpu_seconds, abs=0.01)
     assert done.rows_per_second == 0
     assert shard.owner is None
-    assert work.batch.engine == EngineInfo("r1", "test")
+    assert work.batch.engine == EngineInfo("r1", "test", labels_spans=True)
 
 
 async def test_audio_that_was_heard_is_recorded(rig: Rig) -> None:

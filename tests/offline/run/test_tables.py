@@ -7,6 +7,7 @@ import re
 import signal
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from pyarrow import csv, feather
 
 from tests.offline.given import rows, wait_for_rows
+from tests.offline.scripted import ScriptedEngine
 from tidemill.cli.commands.retry import expand_rows
 from tidemill.cli.main import main
 from tidemill.offline.console.errors import BadInput, Refused
@@ -50,6 +52,25 @@ def write_recipe(folder: Path, *lines: str) -> Path:
     path = folder / "table.recipe.toml"
     path.write_text("\n".join(("prompt = '{{ text }}'", f"params.reply = {REPLY}", *lines)))
     return path
+
+
+def test_failed_rows_of_a_token_classifier_have_its_column(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine knows its columns, even if no row shows them."""
+    found: list[list[str]] = []
+    info = ScriptedEngine.info
+    source, out = write_table(tmp_path / "table.csv"), tmp_path / "out.csv"
+    recipe = "url = '/v1/classify'\nprompt = '{{ text }}'\nkeep = []\nparams.status = 400\n"
+    (tmp_path / "table.recipe.toml").write_text(recipe)
+    for _ in range(2):
+        assert run("-i", source, "-o", out, "--force") == 3
+        found.append(csv.read_csv(out).column_names)
+        monkeypatch.setattr(
+            ScriptedEngine, "info", lambda each: replace(info(each), labels_spans=True)
+        )
+    expected = [["label", "score", "probs"], ["spans"]]
+    assert found == [[*names, "usage", "error"] for names in expected]
 
 
 SUFFIXES = ("parquet", "csv", "tsv", "arrow", "jsonl")

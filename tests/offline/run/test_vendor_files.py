@@ -25,7 +25,7 @@ def test_a_vendors_file_is_run_resumed_sharded_and_retried(
     given = ["-i", source, "-o", out, "--on-invalid-line", "skip"]
     with pytest.raises(BadInput, match="line 4: `modelInput` is required and must be an object"):
         run("-i", source, "-o", out)
-    assert "contains Bedrock records" in capsys.readouterr().err
+    assert "contains Bedrock records; `tidemill convert` writes rows in" in capsys.readouterr().err
     assert run(*given) == 0
     whole = out.read_bytes()
     found = rows(out)

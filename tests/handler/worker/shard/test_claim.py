@@ -11,7 +11,9 @@ from uuid import uuid4
 import pytest
 import pytest_asyncio
 
+from tests.emulators import MODEL
 from tests.handler.worker.rig import Rig, Work, well
+from tidemill.batch.escalation import Escalation
 from tidemill.batch.model import EngineInfo, ShardStatus
 from tidemill.batch.progress_counts import Progress
 from tidemill.batch.states import Status
@@ -20,7 +22,7 @@ from tidemill.handler.aws.queues import Message, shard_message
 from tidemill.handler.aws.stores.overview import Overview
 from tidemill.handler.errors import AwsError
 from tidemill.handler.worker.context.context import WorkerContext
-from tidemill.handler.worker.context.precedence import Precedence
+from tidemill.handler.worker.context.precedence import FreshShard, Precedence
 from tidemill.handler.worker.shard.claim import Claim, claim_shard, note_engine
 from tidemill.handler.worker.shard.line_order import LineOrder
 from tidemill.handler.worker.shard.message import ShardMessage, ShardTarget, parse_target
@@ -414,6 +416,34 @@ async def test_a_shard_of_the_batch_that_comes_first_is_claimed(
     assert rig.messages(rig.queue) == [{"batch_id": first.id, "shard": 0}]
 
 
+async def test_escalated_shards_of_the_batch_that_comes_first_are_claimed(
+    rig: Rig, context: WorkerContext
+) -> None:
+    """Not those that wait for the threshold, for no rows or for the first model."""
+    works = [rig.batch(*[GOOD] * 2, shard_lines=1, rings=False)]
+    for escalation in (Escalation(MODEL, MODEL, 0.8), Escalation(MODEL, MODEL, target=0.9)):
+        options: dict[str, Any] = {"model": "other", "priority": -1, "escalation": escalation}
+        works.append(rig.batch(*[GOOD] * 3, shard_lines=1, rings=False, **options))
+        for number, num_rows in ((0, 1), (1, 0)):
+            release = context.deployment.table.release(
+                works[-1].claim(number),
+                progress=Progress(escalated=num_rows),
+                suspects=(),
+                quarantined=(),
+                attempts=0,
+                is_escalated=True,
+            )
+            await context.aws.run(release)
+    later, first, _ = works
+    claimed = await claim_for(context, later)
+    assert claimed_of(claimed) == (first.id, 0)
+    assert claimed is not None
+    rig.messages(rig.queue)
+    await claimed.message.resend()
+    assert rig.messages(rig.queue) == [{"batch_id": first.id, "escalated_shard": 0}]
+    assert claimed_of(await claim_for(context, later)) == (later.id, 0)
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -539,18 +569,18 @@ async def test_the_order_is_read_rarely_while_nothing_comes_first(
     work = rig.batch(GOOD, rings=False)
     precedence, now = context.precedence, time.time()
 
-    async def found_at(seconds: float) -> tuple[str, int] | None:
+    async def found_at(seconds: float) -> FreshShard | None:
         found = {"tenant": "owner", "model": context.model, "now": now + seconds}
         return await precedence.find(context.aws, context.deployment, work.id, **found)
 
     assert await found_at(0) is None
     first = rig.batch(GOOD, rings=False, priority=-1)
     assert await found_at(59) is None
-    assert await found_at(60) == (first.id, 0)
+    assert await found_at(60) == (first.id, 0, False)
     assert await found_at(61) is None
     second = rig.batch(GOOD, rings=False, priority=-2)
     assert await found_at(74) is None
-    assert await found_at(75) == (second.id, 0)
+    assert await found_at(75) == (second.id, 0, False)
     precedence.drop("owner", first.id)
     assert await found_at(76) is None
 
