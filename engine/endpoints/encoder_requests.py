@@ -134,7 +134,7 @@ class EncodingRequestBuilder:
     def from_images(
         self, images: Sequence[PlacedImage], body: Mapping[str, Any]
     ) -> list[list[EncodingRequest]]:
-        """Return the sequences of each image or document: of its selected pages.
+        """Return the sequences of each image or document, one for each selected page.
 
         `body` contains the fetched images. Raises `RequestError` for an invalid image, and for any
         image if the model does not support images.

@@ -110,7 +110,7 @@ class ShortestEdge:
 
 
 class TowerImages(NamedTuple):
-    """Images of a tower that stands alone, of one size; `shades` are as in `VisionConfig`."""
+    """Images of a separate tower, of one size; `shades` are as in `VisionConfig`."""
 
     form: ImageForm
     shades: NDArray[np.float32]

@@ -105,7 +105,7 @@ async def test_token_ids_have_the_vector_of_their_end(kind: str, models: dict[st
 
 
 async def test_vectors_may_keep_their_length(models: dict[str, Model]) -> None:
-    """As transformers returns them."""
+    """They equal those of transformers."""
     towers, served = models["clip"]
     body = await answer(served, URL, input="tide", normalize=False)
     assert np.allclose(vectors_of(body)[0], towers.raw_text("tide"), rtol=1e-4, atol=1e-4)

@@ -419,7 +419,7 @@ async def test_a_shard_of_the_batch_that_comes_first_is_claimed(
 async def test_escalated_shards_of_the_batch_that_comes_first_are_claimed(
     rig: Rig, context: WorkerContext
 ) -> None:
-    """Not those that wait for the threshold, for no rows or for the first model."""
+    """Shards that wait for the threshold, for no rows or for the first model are left out."""
     works = [rig.batch(*[GOOD] * 2, shard_lines=1, rings=False)]
     for escalation in (Escalation(MODEL, MODEL, 0.8), Escalation(MODEL, MODEL, target=0.9)):
         options: dict[str, Any] = {"model": "other", "priority": -1, "escalation": escalation}
