@@ -17,7 +17,8 @@ from .image_decoding import decode, peak_bytes
 from .image_headers import ImageRefused
 
 _LARGE_BYTES = 64 * 2**20
-# Of an image that would have more pixels only the crop is computed, as near as its place in fp32.
+# Of an image that would have more pixels only the crop is computed. Pillow may then begin with the
+# other axis, so that a few levels differ by rounding.
 _MOST_RESIZED_PIXELS = 2**24
 
 

@@ -187,7 +187,7 @@ def test_a_head_that_predicts_masked_words_is_named(tmp_path: Path) -> None:
     assert "BertForMaskedLM" in named
 
 
-@pytest.mark.parametrize("kind", ["clip", "clip_text_model", "siglip"])
+@pytest.mark.parametrize("kind", ["clip_text_model", "siglip_vision_model", "siglip2"])
 def test_half_a_pair_of_networks_is_refused_by_its_type(kind: str, tmp_path: Path) -> None:
     """Its vector lacks the projection by which texts are compared with images."""
     with pytest.raises(ModelRefused, match=kind):
