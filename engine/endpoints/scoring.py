@@ -130,7 +130,8 @@ class PairScorer:
         self, request: ScoreRequest | RerankRequest, metadata: RequestMetadata
     ) -> TextDraft[PreparedPairs]:
         """Draft a sequence for each distinct text of both sides."""
-        names = (None, None) if self._mode is None else (QUERY, DOCUMENT)
+        is_late = self._mode is not None
+        names: tuple[str | None, ...] = (QUERY, DOCUMENT) if is_late else (None, None)
         limits = (request.max_tokens_per_query, request.max_tokens_per_doc)
         firsts, seconds = (
             self._requests.from_prompts(
@@ -209,7 +210,7 @@ class PairScorer:
 
 
 def _key_of(sequence: EncodingRequest) -> tuple[int, ...]:
-    """Return what tells a text from others: its tokens, and how many of them are unseen."""
+    """Return the key of a text: its tokens, and the number of unseen ones."""
     return (*sequence.token_ids, sequence.num_unseen)
 
 

@@ -179,10 +179,11 @@ def find_padding_id(
 
     A causal network would have to be padded on the left.
     """
-    expansion = description.multi_vector and description.multi_vector.expansion
+    mode = description.multi_vector
     is_causal = model.recurrent_shapes or any(shape.is_causal for shape in model.shapes)
-    if not expansion or is_causal:
+    if mode is None or mode.expansion is None or is_causal:
         return None
+    expansion = mode.expansion
     if expansion.length > model.max_model_len:
         raise ModelRefused(
             f"{name}: its queries are padded to {expansion.length} tokens, but the context length "

@@ -85,7 +85,7 @@ def plan_tiles(
 def _own_tiles(
     num_decodes: Any,
     starts: Any,
-    ends: Any,  # [T]: of a tile's last token
+    ends: Any,  # [T]: the position after the last one that a token sees
     page_starts: Any,
     order: Any,
     resumed: Any,

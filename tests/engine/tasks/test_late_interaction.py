@@ -195,8 +195,8 @@ async def check_scores(
     scores = [item["score"] for item in body["data"]]
     assert np.allclose(scores, expected.diagonal(), atol=1e-3)
     ranked = await answer(served, "/rerank", query=queries[1], documents=documents, **cut)
-    scores = {each["index"]: each["relevance_score"] for each in ranked["results"]}
-    assert np.allclose([scores[0], scores[1]], expected[1], atol=1e-3)
+    by_index = {each["index"]: each["relevance_score"] for each in ranked["results"]}
+    assert np.allclose([by_index[0], by_index[1]], expected[1], atol=1e-3)
 
 
 async def test_what_late_interaction_refuses(
