@@ -103,7 +103,7 @@ def test_sparse_values_are_those_of_launched_steps(tmp_path: Path) -> None:
     model = replace(model, backend=CapturableReference)
     sequences = [
         replace(one, token_ids=[token % 2_000 for token in one.token_ids], type_ids=None)
-        for one in requests(20, 40)
+        for one in requests(50, 40)
     ]
 
     def dense(captures: Capture | None) -> NDArray[np.float32]:
