@@ -189,6 +189,10 @@ def parse_recipe(given: Mapping[str, Any], *, may_escalate: bool = False) -> Rec
         raise RecipeError("`params` must be a table, such as params = {temperature = 0}")
     if route is EMBEDDINGS and params.get("output_dtype") is not None:
         raise RecipeError("`params.output_dtype` does not support tables: use `vectors`")
+    if route is not EMBEDDINGS and given.get("vectors") is not None:
+        raise RecipeError(
+            f"{route.name} does not support `vectors`, the type of {EMBEDDINGS.name}: omit it"
+        )
     if route is POOLING:
         _check_pooling(params)
     _check_questions(given, route, params, has_questions=bool(questions))

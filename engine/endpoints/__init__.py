@@ -97,8 +97,10 @@ def encoder_endpoints(
     task, labels = model.description.task, model.description.labels
     if task == "token_classify":
         return (ClassifyTokens(model), Pool(model))
-    if task in ("embed_sparse", "token_embed"):
+    if task == "embed_sparse":
         return (Pool(model),)
+    if task == "token_embed":
+        return (Score(model), Rerank(model), Pool(model))
     moderations = (Moderations(model),) if are_named(labels) else ()
     classify = (Classify(model), *moderations, Pool(model)) if labels else ()
     if task == "classify":

@@ -28,6 +28,9 @@ from .image_inputs import ImageReader, ImageSupport, placed_in
 from .request_bounds import check_pair_chars
 from .text_draft import TextDraft
 
+QUERY, DOCUMENT = "query", "document"
+"""Names of the prompts of ColBERT, which reads both kinds of texts in different ways."""
+
 _MAX_NAMES_SHOWN = 20
 
 _RequestT = TypeVar("_RequestT", bound=BaseModel)
@@ -54,7 +57,8 @@ class EncoderModel:
     `special_tokens` are the texts and ids of special tokens by their names, such as cls_token. The
     `locator` is that of a token classifier. Tokens of documents with `skipped_ids` have no vector.
     A model of two towers supports `images`, each of which counts as `num_image_tokens`, and reads
-    texts in a `text_form`, padded with `padding_id`.
+    texts in a `text_form`, padded with `padding_id`. Short queries of ColBERT are padded with
+    `query_padding_id`, if the model does that.
     """
 
     reader: TruncatingTokenizer
@@ -73,6 +77,7 @@ class EncoderModel:
     num_image_tokens: int = 0
     text_form: TextForm | None = None
     padding_id: int = 0
+    query_padding_id: int | None = None
 
 
 class EncodingRequestBuilder:
@@ -82,6 +87,10 @@ class EncodingRequestBuilder:
         self._model = model
         self._reader = model.reader
         self._images = ImageReader(model.images)
+        mode = model.description.multi_vector
+        length = None if mode is None else mode.query_length
+        self._query_length = length and min(length, model.max_model_len)
+        self._expansion = None if mode is None else mode.expansion
 
     def from_prompts(
         self,
@@ -92,13 +101,24 @@ class EncodingRequestBuilder:
         add_special_tokens: bool = True,
         prefix: str = "",
         limit: int | None = None,
+        is_query: bool = False,
     ) -> TextDraft[list[EncodingRequest]]:
         """Draft a sequence for each list of token ids or text; `prefix` is put before each text.
 
-        Each text is truncated to `limit` tokens; 0 and None mean no limit. Raises `RequestError`
-        naming `param` for input that the model cannot process, some of it once it is tokenized.
+        Each text is truncated to `limit` tokens; 0 and None mean no limit. With `is_query` they are
+        queries of ColBERT. Raises `RequestError` naming `param` for input that the model cannot
+        process, some of it once it is tokenized.
         """
         cut, reader = self._truncation(request), self._reader
+        if is_query and self._expansion is not None and self._model.query_padding_id is None:
+            raise RequestError(
+                "This model pads queries, which is supported for bidirectional networks only: send "
+                "documents.",
+                param=param,
+            )
+        most = self._query_length if is_query else None
+        if most is not None and cut.max_tokens is not None:
+            cut = replace(cut, max_tokens=min(most, cut.max_tokens))
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if limit:
             texts = [reader.truncated_text(text, limit) for text in texts]
@@ -115,7 +135,9 @@ class EncodingRequestBuilder:
             else:
                 read = [_shortened(ids, cut) for ids in prompts if isinstance(ids, list)]
                 self._check_ids(read, param)
-            self._check_lengths(read, request, param, texts)
+            self._check_lengths(read, request, param, texts, most)
+            if is_query:
+                return [self._padded(ids) for ids in read]
             if (form := self._model.text_form) is not None:
                 read = [form.read(ids, self._model.padding_id) for ids in read]
             return [EncodingRequest(ids, num_skipped=num_skipped) for ids in read]
@@ -290,6 +312,17 @@ class EncodingRequestBuilder:
             )
         return description.prompts[name]
 
+    def _padded(self, token_ids: list[int]) -> EncodingRequest:
+        """Return the sequence of a query, which some models pad."""
+        expansion, padding_id = self._expansion, self._model.query_padding_id
+        if expansion is None or padding_id is None:
+            return EncodingRequest(token_ids)
+        num_added = max(0, expansion.length - len(token_ids))
+        return EncodingRequest(
+            token_ids + [padding_id] * num_added,
+            num_unseen=0 if expansion.is_attended else num_added,
+        )
+
     def _num_skipped(self, prefix: str, *, add_special_tokens: bool) -> int:
         """Return the number of tokens, up to the prompt's end, that are excluded from pooling."""
         pooling = self._model.description.pooling
@@ -373,15 +406,20 @@ class EncodingRequestBuilder:
         request: PoolingRequest,
         param: str,
         texts: Sequence[str],
+        most: int | None = None,
     ) -> None:
-        """Reject inputs above the context length; `texts` are the texts of `read`, if any."""
-        limit = self._model.max_model_len
+        """Reject inputs above the context length, or above `most` tokens.
+
+        `texts` are the texts of `read`, if any.
+        """
+        limit = most or self._model.max_model_len
+        what = "maximum context length is" if most is None else "queries have at most"
         for number, ids in enumerate(read, 1):
             if len(ids) > limit:
                 which = f"text {number} of `{param}`" if len(read) > 1 else f"`{param}`"
                 is_part = bool(texts) and len(texts[number - 1]) > self._reader.max_chars
                 raise RequestError(
-                    f"This model's maximum context length is {limit} tokens. However, {which} has "
+                    f"This model's {what} {limit} tokens. However, {which} has "
                     f"{'at least ' if is_part else ''}{len(ids)} tokens. To truncate it, "
                     f"{request.how_to_truncate}.",
                     param=param,

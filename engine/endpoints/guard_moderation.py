@@ -78,7 +78,7 @@ class GuardModerations:
             if not number:
                 scores.append({})
             category, _ = questions[number]
-            scores[-1] |= self._scores(category, result)
+            scores[-1] |= self._scores(category, result, f"text {len(scores)} of `input`")
         categories = self._guard.categories
         answer = moderation_body(
             response_id("modr", metadata.request_id),
@@ -118,15 +118,20 @@ class GuardModerations:
             raise
         return sequence
 
-    def _scores(self, category: str, result: SequenceResult) -> dict[str, float]:
-        """Return the score of a question's category, and of the harms that the answer names."""
+    def _scores(self, category: str, result: SequenceResult, text: str) -> dict[str, float]:
+        """Return the score of a question's category, and of the harms that the answer names.
+
+        An answer without a verdict is the error of all texts: OpenAI's form has no other result,
+        and clients would take a missing one for a harmless text.
+        """
         guard, ids = self._guard, result.token_ids
         answer = self._tokenizer.text(ids)
         verdict = guard.verdict.search(answer)
         if verdict is None:
             raise RequestError(
-                f"The answer of the guard model has no verdict: {short_repr(answer)}. Use the chat"
-                " template that it was published with, without `chat_template_kwargs`.",
+                f"The guard model's answer to {text} has no verdict: {short_repr(answer)}. Send"
+                " that text separately, or use the chat template that the model was published"
+                " with, without `chat_template_kwargs`.",
                 code="verdict_missing",
             )
         lengths = (len(self._tokenizer.text(ids[: place + 1])) for place in range(len(ids)))

@@ -24,6 +24,7 @@ from ..model.encoders.pooling_config import PoolingConfig
 from ..scheduling.encoding import EncodingOutput, EncodingRequest, EncodingResult
 from .classification import LabelActivation
 from .encoder_requests import (
+    QUERY,
     EncoderModel,
     EncodingRequestBuilder,
     image_bytes,
@@ -46,7 +47,6 @@ MAX_PAIRS = 4_000_000
 _OF_VECTORS = frozenset({"embed", "embed_sparse", "token_embed"})
 _OF_TOKENS = frozenset({"token_embed", "token_classify"})
 _NOT_WORDS = ("cls_token", "eos_token", "pad_token", "unk_token")
-_QUERY = "query"
 _Prepared = Prepared[EncodingRequest, PoolRequest]
 
 
@@ -141,16 +141,23 @@ class Pool:
                 add_special_tokens=request.add_special_tokens is not False,
                 # Prompts are for vectors: classifiers read the text alone, as in `/v1/classify`.
                 prefix=self._prefix(request, task),
+                is_query=self._is_query(request),
             )
 
         def prepared(found: list[EncodingRequest]) -> _Prepared:
             if task in _OF_TOKENS:
                 self._check_size(found, request)
+            elif task == "embed_sparse" and self._description.has_m3_heads:
+                # A pair is of a word of the text; only the result shows those of SPLADE.
+                _check_pairs(sum(len(set(each.token_ids)) for each in found), request)
             if (output := self._output(task)) != "pooled":
                 found = [replace(each, output=output) for each in found]
             return Prepared(found, request, metadata, image_bytes(found))
 
         return sequences.then(prepared)
+
+    def _is_query(self, request: PoolRequest) -> bool:
+        return self._mode is not None and request.prompt_name == QUERY
 
     def _prefix(self, request: PoolRequest, task: PoolTask) -> str:
         if task not in _OF_VECTORS:
@@ -162,12 +169,6 @@ class Pool:
         name = request.prompt_name
         if name is not None and task not in _OF_VECTORS:
             param, why = "prompt_name", f"the task '{task}' reads the text alone"
-        elif name == _QUERY and self._mode is not None and self._mode.expands_queries:
-            param = "prompt_name"
-            why = (
-                "this model pads queries with mask tokens, which is not supported. Send its prompt "
-                "as part of the text to get vectors of the query's own tokens, as in vLLM"
-            )
         elif task == "embed_sparse" and request.encoding_format == "base64":
             param, why = "encoding_format", "a sparse vector is a list of pairs"
         elif task == "embed_sparse" and request.use_activation is False:
@@ -205,20 +206,14 @@ class Pool:
     def _sparse(self, prepared: _Prepared, results: Sequence[EncodingResult]) -> list[Any]:
         """Return the pairs of index and value of each input's sparse vector, by index."""
         found = []
-        num_pairs = 0
+        if not self._description.has_m3_heads:
+            _check_pairs(sum(len(result.values) for result in results), prepared.context)
         for sequence, result in zip(prepared.requests, results, strict=True):
             values = check_finite(result.values)
             if self._description.has_m3_heads:
                 indexes, weights = self._largest_by_word(sequence.token_ids, values[:, 0])
             else:
                 indexes, weights = values[:, 0].astype(np.int64), values[:, 1]
-            num_pairs += len(indexes)
-            if num_pairs > MAX_PAIRS:
-                raise RequestError(
-                    f"The response has more than {MAX_PAIRS:,} pairs of index and value. Send "
-                    "fewer texts per request.",
-                    param="input",
-                )
             pairs = zip(indexes.tolist(), as_numbers(weights), strict=True)
             found.append([{"index": index, "value": value} for index, value in pairs])
         return found
@@ -269,7 +264,17 @@ class Pool:
             if self._task(request) == "token_classify":
                 is_shown[-1] &= ids[-1] != self._last_id
         elif self._mode is not None and (
-            request.prompt_name != _QUERY or self._mode.skips_in_queries
+            not self._is_query(request) or self._mode.skips_in_queries
         ):
             is_shown = ~np.isin(ids, list(self._skipped_ids))
         return is_shown
+
+
+def _check_pairs(num_pairs: int, request: PoolRequest) -> None:
+    """Reject a response of sparse vectors that would not fit into memory."""
+    if num_pairs > MAX_PAIRS:
+        raise RequestError(
+            f"The response may have {num_pairs:,} pairs of index and value; the maximum is "
+            f"{MAX_PAIRS:,}. Send fewer texts per request.",
+            param="input" if request.messages is None else "messages",
+        )

@@ -46,9 +46,10 @@ class AttentionShape:
     """Attention of one layer: head counts, widths, scaling and masks.
 
     A causal query sees itself and the tokens before it, or up to the step's `ends`; a bidirectional
-    query sees its whole sequence. `window` (sliding window) 0 means no limit; otherwise only tokens
-    less than `window` before it, and for a bidirectional query less than `window` after it. `chunk`
-    (chunked attention) 0 means none; otherwise only tokens from the last multiple of `chunk` on.
+    query sees its whole sequence, without the step's `unseen` tokens. `window` (sliding window) 0
+    means no limit; otherwise only tokens less than `window` before it, and for a bidirectional
+    query less than `window` after it. `chunk` (chunked attention) 0 means none; otherwise only
+    tokens from the last multiple of `chunk` on.
     `softcap` 0 means none; else scores become softcap · tanh(score / softcap). With `has_sinks`
     (attention sinks), a learned logit per head joins the softmax without a value. `position_bias`
     is added to scores after the softcap. With `has_latent_values` (MLA), values are the first

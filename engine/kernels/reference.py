@@ -94,6 +94,8 @@ class ReferenceAttention:
     def prepare(self, step: Step) -> None:
         """Read the positions of the next forward pass's tokens; valid until the next call."""
         self._spans, self._ends = step_spans(step), step.ends
+        if step.unseen is not None:  # a step of bidirectional spans
+            self._ends = step.span_ends
         slots = step.slots.long()
         self._places = (slots // self.page_size, slots % self.page_size)
         self._copies = step.page_copies
@@ -137,7 +139,7 @@ class ReferenceAttention:
         if shape.softcap or sinks is not None or shape.position_bias is not None or is_uneven:
             return attend(query, key, value, shape, sinks, ends)
         is_whole = not shape.most_visible or length <= shape.most_visible
-        is_plain = is_whole and ((span.context == 0 and ends is None) or not shape.is_causal)
+        is_plain = is_whole and ends is None and (span.context == 0 or not shape.is_causal)
         mask = (
             None if is_plain else attention_mask(query.shape[0], length, shape, query.device, ends)
         )
@@ -200,6 +202,8 @@ def attend(
         weights = torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1]
     else:
         weights = scores.softmax(dim=-1)
+    if ends is not None and not shape.is_causal:
+        weights = weights.nan_to_num()  # a window may end before the tokens that are seen begin
     mixed = weights @ value.float()[:, None]  # [Hkv, G, t, Dv]
     return mixed.permute(2, 0, 1, 3).reshape(tokens, shape.num_query_heads, -1).to(query.dtype)
 
@@ -213,7 +217,7 @@ def attention_mask(
 ) -> Tensor:
     """Return which of `length` keys the last `tokens` queries see: bool `[tokens, length]`.
 
-    Causal queries see the keys before `ends [tokens]`; without it, those up to themselves.
+    Queries see the keys before `ends [tokens]`; without it, causal ones see those up to themselves.
     """
     queries = torch.arange(length - tokens, length, device=device)[:, None]
     positions = torch.arange(length, device=device)[None]
@@ -221,8 +225,9 @@ def attention_mask(
     firsts = queries - window + 1
     if shape.chunk:
         firsts = torch.maximum(firsts, queries // shape.chunk * shape.chunk)
-    if not shape.is_causal:
-        stops = queries + window
-    else:
+    if shape.is_causal:
         stops = queries + 1 if ends is None else ends[:, None]
+    else:
+        stops = queries + window
+        stops = stops if ends is None else torch.minimum(stops, ends[:, None])
     return (positions >= firsts) & (positions < stops)

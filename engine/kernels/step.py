@@ -36,7 +36,8 @@ class Step:
     first `num_decodes` spans have one token each.
 
     Optional arrays are None in most steps. `ends`: a causal token sees positions before `ends[t]`,
-    which grows along its span and stays within it (None: up to itself). `axes`: the three M-RoPE
+    which grows along its span and stays within it (None: up to itself). `unseen`: no token of a
+    bidirectional span sees the last `unseen[s]` (None: it sees all). `axes`: the three M-RoPE
     positions of each token (None: its position, three times). `long_rope`: 1 for tokens that use a
     rope's long frequencies (None: none do). `shown`: input embeddings of images, which replace
     those of the ids of the packed tokens `shown_rows`, and D further vectors each, which are added
@@ -59,6 +60,7 @@ class Step:
     pages: Tensor  # [P]
     logit_rows: Tensor  # [N]
     ends: Tensor | None = None  # [T]
+    unseen: Tensor | None = None  # [S]
     axes: Tensor | None = None  # [3 · T], axis after axis
     long_rope: Tensor | None = None  # [T]
     shown_rows: Tensor | None = None  # [M]
@@ -119,6 +121,14 @@ class Step:
     def visible_ends(self) -> Tensor:
         """Return, for each causal token, the position `[T]` after the last one that it sees."""
         return self.positions + 1 if self.ends is None else self.ends
+
+    @property
+    def span_ends(self) -> Tensor:
+        """Return, for each token, the position `[T]` after the last one that its span sees."""
+        counts = self.query_starts.diff()
+        ends = self.context_lengths + counts
+        ends = ends if self.unseen is None else ends - self.unseen
+        return ends.repeat_interleave(counts)
 
     @property
     def page_copies(self) -> list[list[int]]:

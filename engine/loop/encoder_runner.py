@@ -198,9 +198,10 @@ class EncoderGraphs:
             "page_starts": len(arrays["pages"]),
             "row_starts": num_rows,
         }
-        no_types = {"type_ids": np.zeros_like(arrays["token_ids"])} if self._has_types else {}
         lengths = self._lengths(bucket)
-        return PackedBatch.over(*self._arrays.fill(bucket, lengths, no_types | arrays, filling))
+        like = {"type_ids": "token_ids", "unseen": "context_lengths"}
+        zeros = {key: np.zeros_like(arrays[like[key]]) for key in like if key in lengths}
+        return PackedBatch.over(*self._arrays.fill(bucket, lengths, zeros | arrays, filling))
 
     def run(self, batch: PackedBatch) -> Tensor:
         """Return what `encoded` returns for a packed batch; hidden states last until the next."""
@@ -246,5 +247,7 @@ class EncoderGraphs:
             "row_starts": count + 1,
             "skipped": count,
         }
-        types = {"type_ids": bucket} if self._has_types else {}
-        return {**lengths, **types, "pages": self._most_pages}
+        more = {"type_ids": bucket} if self._has_types else {}
+        if self._model.pooler.is_per_token:
+            more["unseen"] = count
+        return {**lengths, **more, "pages": self._most_pages}

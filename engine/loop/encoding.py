@@ -275,13 +275,15 @@ class EncodingCore:
         while waiting and left > 0:
             item = waiting.popleft()
             request = item.request
-            num_skipped, schema, output = request.num_skipped, request.schema, request.output
+            skipped, schema, output = request.num_skipped, request.schema, request.output
+            unseen = request.num_unseen
             type_ids = request.type_ids if has_types and request.has_types else None
             # Bytes alone are the key of most: a tuple takes longer to make and to hash.
             key: Hashable = item.packed_ids
-            if type_ids is not None or num_skipped or schema is not None or output != "pooled":
+            is_plain = type_ids is None and schema is None and output == "pooled"
+            if not is_plain or skipped or unseen:
                 types = None if type_ids is None else tuple(type_ids)
-                key = (key, types, num_skipped, schema, output)
+                key = (key, types, skipped, unseen, schema, output)
             if request.image is not None:
                 key = request.image.digest
             if (first := sequences.setdefault(key, item)) is item:

@@ -41,7 +41,7 @@ _SPEECH_TYPE = "whisper"
 _POOLED: dict[PoolingTask, list[Route]] = {
     "embed": [EMBEDDINGS, COHERE_EMBED, SCORE, RERANK, POOLING],
     "embed_sparse": [POOLING],
-    "token_embed": [POOLING],
+    "token_embed": [SCORE, RERANK, POOLING],
     "score": [SCORE, RERANK],
     "classify": [],
     "token_classify": [CLASSIFY, POOLING],

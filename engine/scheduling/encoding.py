@@ -38,7 +38,8 @@ class EncodingRequest:
     """The tokens of one sequence, including special ones, and the segment of each.
 
     `type_ids` are set if two texts are read together; with None all tokens belong to the first
-    segment. The first `num_skipped` tokens are read, but excluded from pooling. With a `priority`
+    segment. The first `num_skipped` tokens are read, but excluded from pooling. No token of a
+    bidirectional network attends to the last `num_unseen`. With a `priority`
     it is interactive and comes before rows of files, which have none; a lower number comes first.
     With `schema` the output is a logit for each option. An `image` is the content of a sequence
     whose output is "image", and each of its tokens stands for a patch.
@@ -47,6 +48,7 @@ class EncodingRequest:
     token_ids: list[int]
     type_ids: list[int] | None = None
     num_skipped: int = 0
+    num_unseen: int = 0
     priority: int | None = None
     schema: SchemaSpans | None = None
     output: EncodingOutput = "pooled"

@@ -168,7 +168,34 @@ def encoder_model(
         skipped_ids=skipped_ids,
         text_form=text_form,
         padding_id=0 if padding is None else padding[1],
+        query_padding_id=find_padding_id(name, description, vocabulary, model),
     )
+
+
+def find_padding_id(
+    name: str, description: PoolingConfig, vocabulary: Vocabulary, model: LoadedEncoder
+) -> int | None:
+    """Return the token that pads a ColBERT model's queries; None if they are not, or cannot be.
+
+    A causal network would have to be padded on the left.
+    """
+    mode = description.multi_vector
+    is_causal = model.recurrent_shapes or any(shape.is_causal for shape in model.shapes)
+    if mode is None or mode.expansion is None or is_causal:
+        return None
+    expansion = mode.expansion
+    if expansion.length > model.max_model_len:
+        raise ModelRefused(
+            f"{name}: its queries are padded to {expansion.length} tokens, but the context length "
+            f"is {model.max_model_len}: raise `--max-model-len`."
+        )
+    names = [vocabulary.special_tokens.get(key) for key in ("mask_token", "eos_token")]
+    token = expansion.token or next(filter(None, names), None)
+    padding_id: int | None = vocabulary.backend.token_to_id(token) if token else None
+    if padding_id is None:
+        missing = repr(token) if token else "mask token"
+        raise ModelRefused(f"{name}: its tokenizer has no {missing} to pad its queries with.")
+    return padding_id
 
 
 def _read_marks(vocabulary: Vocabulary, description: PoolingConfig) -> frozenset[int]:

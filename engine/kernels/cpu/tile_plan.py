@@ -74,9 +74,10 @@ def plan_tiles(
                 for level in np.unique(levels)
             ]
     kept = np.empty((step.num_decodes if phases else 0, *kept_shape), np.float32)
-    starts, ends = step.query_starts.numpy(), step.visible_ends.numpy()
-    arrays = (starts, ends, contexts, page_starts, order, resumed)
-    phases.append(_own_tiles(step.num_decodes, *arrays, at_once, is_causal))
+    starts = step.query_starts.numpy()
+    ends = (step.visible_ends if is_causal else step.span_ends).numpy()
+    arrays = (starts, ends, page_starts, order, resumed)
+    phases.append(_own_tiles(step.num_decodes, *arrays, at_once))
     return TilePlan(phases, order, kept)
 
 
@@ -84,16 +85,14 @@ def plan_tiles(
 def _own_tiles(
     num_decodes: Any,
     starts: Any,
-    ends: Any,
-    contexts: Any,
+    ends: Any,  # [T]: the position after the last one that a token sees
     page_starts: Any,
     order: Any,
     resumed: Any,
     at_once: Any,
-    is_causal: Any,
 ) -> Any:
     """Return the final tiles: the rest of each decode, and all of longer spans."""
-    spans, count = len(contexts), num_decodes
+    spans, count = len(starts) - 1, num_decodes
     for span in range(num_decodes, spans):
         count += (starts[span + 1] - starts[span] + at_once - 1) // at_once
     tiles = np.zeros((count, TILE_FIELDS), np.int32)
@@ -110,7 +109,7 @@ def _own_tiles(
             tile[START], tile[STOP] = start, end
             _name_pages(tile, owner, page_starts)
             last = order[end - 1] if span < num_decodes else end - 1
-            length = ends[last] if is_causal else contexts[owner] + stop - starts[span]
+            length = ends[last]
             tile[LAST] = (length + BLOCK - 1) // BLOCK
             tile[LENGTH] = length
             if span < num_decodes:

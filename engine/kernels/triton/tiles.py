@@ -199,8 +199,7 @@ def _visible_ranges(step: Step, num_tokens: int, spec: TileSpec) -> tuple[Ints, 
     if spec.is_causal:
         own_stops[:] = step.visible_ends.numpy()
     else:
-        counts = np.diff(step.query_starts.numpy())
-        own_stops[:] = np.repeat(step.context_lengths.numpy() + counts, counts)
+        own_stops[:] = step.span_ends.numpy()
     if spec.window:
         np.maximum(positions - spec.window + 1, 0, out=own_firsts)
         if not spec.is_causal:

@@ -176,9 +176,17 @@ def _answer(
     return EncoderOutput(hidden, module(**inputs).logits[0].float() if is_classifier else None)
 
 
-def inputs_of(token_ids: Tensor, type_ids: Tensor | None) -> dict[str, Tensor]:
-    """Return sequences of one length `[B, t]` as transformers takes them, without padding."""
-    inputs = {"input_ids": token_ids.long(), "attention_mask": torch.ones_like(token_ids).long()}
+def inputs_of(
+    token_ids: Tensor, type_ids: Tensor | None, unseen: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Return sequences of one length `[B, t]` as transformers takes them, without padding.
+
+    No token attends to the last `unseen [B]` tokens of each, if given.
+    """
+    mask = torch.ones_like(token_ids).long()
+    if unseen is not None:
+        mask *= torch.arange(mask.shape[1], device=mask.device) < mask.shape[1] - unseen[:, None]
+    inputs = {"input_ids": token_ids.long(), "attention_mask": mask}
     if type_ids is not None:
         inputs["token_type_ids"] = type_ids.long()
     return inputs

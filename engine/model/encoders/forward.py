@@ -180,6 +180,8 @@ def batch_arrays(
     positions = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
     rows, row_starts = _rows(wanted, starts, skipped, positions)
     more: dict[str, NDArray[Any]] = {}
+    if (unseen := np.array([request.num_unseen for request in requests])).any():
+        more["unseen"] = unseen
     if model.num_types > 1 and (type_ids := _type_ids(requests)) is not None:
         more["type_ids"] = type_ids
     if model.recurrent_shapes:

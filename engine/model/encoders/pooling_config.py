@@ -38,6 +38,7 @@ from .sentence_transformers import (
     Splade,
     Stack,
     read_stack,
+    with_padded_queries,
 )
 
 __all__ = [
@@ -341,13 +342,14 @@ def _of_multi_vectors(
     modules, saved = stack.modules, files.fields(SAVED_MODEL)
     normalize = modules[-1:] == (Normalize(),)
     texts = _of_texts(files)
+    texts["prompts"] = {"query": "", "document": "", **texts["prompts"]}
     prefixes = {
         name: saved.text(f"{name}_prefix", "")
         for name in ("query", "document")
         if f"{name}_prefix" in saved.fields
     }
     for name, prefix in prefixes.items():
-        prompt = texts["prompts"].get(name, "").removeprefix(prefix)
+        prompt = texts["prompts"][name].removeprefix(prefix)
         texts["prompts"] = {**texts["prompts"], name: prefix + prompt}
     limit = files.text_fields().optional_count("document_length")
     limit = limit or saved.optional_count("document_length")
@@ -376,13 +378,14 @@ def _of_first_colbert(raw: Mapping[str, Any], files: ModelFiles) -> PoolingConfi
     texts["max_seq_length"] = settings.optional_count("doc_maxlen") or texts["max_seq_length"]
     skips = settings.flag("mask_punctuation", default=True)
     hidden = SavedFields(files, _CONFIG, raw).count("hidden_size")
+    mode = MultiVector(tuple(punctuation) if skips else ())
     return PoolingConfig(
         # The class is the base model's with a layer, which is loaded apart.
         config={**raw, "architectures": [_COLBERT_BASE]},
         task="token_embed",
         modules=(Dense("", hidden, width, bias=False, activation="Identity"),),
         normalize=True,
-        multi_vector=MultiVector(tuple(punctuation) if skips else (), expands_queries=True),
+        multi_vector=with_padded_queries(mode, settings, "query_maxlen"),
         prefixes=tuple(mark for mark in marks.values() if mark.strip()),
         **texts,
     )

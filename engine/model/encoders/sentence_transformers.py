@@ -41,6 +41,8 @@ _OLD_MODES: dict[str, PoolingMode] = {
 }
 _VECTOR, _TOKENS, _SCORES = "sentence_embedding", "token_embeddings", "scores"
 _PYLATE_DENSE = "pylate.models.Dense.Dense"
+# Padding of queries: of sentence-transformers, and of PyLate with its default length.
+_EXPANSION, _EXPANDS, _QUERY_LENGTH = "query_expansion", "do_query_expansion", 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +96,31 @@ class Splade:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryExpansion:
+    """Padding of a query to `length` tokens, with the tokenizer's mask token unless `token` is set.
+
+    No token attends to the padding unless `is_attended`.
+    """
+
+    length: int
+    is_attended: bool = False
+    token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class MultiVector:
     """ColBERT: a vector for each token of a text, except for `skipped_words` of documents.
 
-    Those of queries are skipped with `skips_in_queries`. With `expands_queries` a query is padded
-    with mask tokens.
+    Those of queries are skipped with `skips_in_queries`. A query has up to `query_length` tokens,
+    and shorter ones get an `expansion`. With `is_mean` a score is divided by the number of the
+    query's vectors.
     """
 
     skipped_words: tuple[str, ...] = ()
     skips_in_queries: bool = False
-    expands_queries: bool = False
+    query_length: int | None = None
+    expansion: QueryExpansion | None = None
+    is_mean: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +251,10 @@ class SavedFields:
             raise self.wrong(key)
         return value
 
+    def inner(self, key: str) -> SavedFields:
+        """Return the fields of an object."""
+        return SavedFields(self._files, f"{self._name}: {key}", self.object(key))
+
     def activation(self, key: str, default: str) -> str:
         """Return the name of a class of torch.nn, which may be `default`.
 
@@ -357,13 +378,48 @@ def _multi_vector_stack(files: ModelFiles, entries: list[tuple[str, str]]) -> St
     is_pylate = mask is None and saved.fields.get("model_type") != "MultiVectorEncoder"
     if is_pylate and Normalize() not in modules:
         modules.append(Normalize())
-    mode = _multi_vector(saved if mask is None else mask, is_pylate=is_pylate)
-    if files.text_fields().fields.get("query_expansion") is not None:
-        mode = replace(mode, expands_queries=True)
+    mode = replace(
+        _skipping(saved if mask is None else mask, is_pylate=is_pylate),
+        is_mean=saved.fields.get("similarity_fn_name") == "meanmaxsim",
+    )
+    texts = files.text_fields()
+    if is_pylate and _EXPANSION not in texts.fields and saved.flag(_EXPANDS, default=True):
+        return _stack_of(modules, with_padded_queries(mode, saved, "query_length"))
+    length = texts.optional_count("query_length") or saved.optional_count("query_length")
+    return _stack_of(modules, _with_expansion(replace(mode, query_length=length), texts))
+
+
+def _stack_of(modules: list[Module], mode: MultiVector) -> Stack:
     return Stack("feature-extraction", modules=tuple(modules), multi_vector=mode)
 
 
-def _multi_vector(settings: SavedFields, *, is_pylate: bool) -> MultiVector:
+def with_padded_queries(mode: MultiVector, settings: SavedFields, length_key: str) -> MultiVector:
+    """Return a mode whose queries all have one length, as in PyLate and its forerunners."""
+    attends = settings.flag("attend_to_mask_tokens", default=False)
+    attends = settings.flag("attend_to_expansion_tokens", default=attends)
+    length = settings.optional_count(length_key) or _QUERY_LENGTH
+    return replace(mode, query_length=length, expansion=QueryExpansion(length, attends))
+
+
+def _with_expansion(mode: MultiVector, texts: SavedFields) -> MultiVector:
+    """Return a mode with the expansion of queries that sentence-transformers saves, if any."""
+    if not texts.object(_EXPANSION):
+        return mode
+    fields = texts.inner(_EXPANSION)
+    fields.only("strategy", "attend", "token", "length")
+    strategy, length = fields.text("strategy", ""), fields.count("length")
+    if strategy not in ("fixed", "min"):
+        raise fields.wrong("strategy")
+    attends = fields.flag("attend", default=False)
+    most = mode.query_length and max(mode.query_length, length)
+    return replace(
+        mode,
+        query_length=length if strategy == "fixed" else most,
+        expansion=QueryExpansion(length, attends, fields.text("token", "") or None),
+    )
+
+
+def _skipping(settings: SavedFields, *, is_pylate: bool) -> MultiVector:
     """Return the settings of the module MultiVectorMask, or of PyLate's whole model.
 
     PyLate skips punctuation by default.
@@ -379,7 +435,6 @@ def _multi_vector(settings: SavedFields, *, is_pylate: bool) -> MultiVector:
     return MultiVector(
         tuple(words) if "document" in tasks else (),
         skips_in_queries="query" in tasks,
-        expands_queries=is_pylate and settings.flag("do_query_expansion", default=True),
     )
 
 

@@ -76,7 +76,8 @@ class TransformersEncoder:
             of_length = torch.nonzero(lengths == length)[:, 0]  # [B]
             tokens = (starts[of_length, None] + torch.arange(length)).to(step.token_ids.device)
             types = None if type_ids is None else type_ids[tokens]
-            output = self._module(**inputs_of(step.token_ids[tokens], types))
+            unseen = None if step.unseen is None else step.unseen[of_length]
+            output = self._module(**inputs_of(step.token_ids[tokens], types, unseen))
             rows = output.last_hidden_state if classifier is None else output.logits
             rows = rows[:, None] if has_one_row else rows
             outputs |= dict(zip(of_length.tolist(), rows, strict=True))

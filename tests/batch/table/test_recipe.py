@@ -77,7 +77,16 @@ def test_a_prompt_fills_the_field_of_its_url(url: str, expected: Any) -> None:
         ({"prompt": "x", "id": 1}, "`id` must be a string"),
         ({"prompt": "x", "keep": "a"}, "`keep` must be a list of column names"),
         ({"prompt": "x", "output": "xlsx"}, "`output` is 'xlsx': it must be one of parquet, csv"),
-        ({"prompt": "x", "vectors": "int4"}, "`vectors` is 'int4'"),
+        ({"prompt": "x", "vectors": "int4", "url": "/v1/embeddings"}, "`vectors` is 'int4'"),
+        (
+            {
+                "prompt": "x",
+                "vectors": "int8",
+                "url": "/pooling",
+                "params": {"task": "token_embed"},
+            },
+            "/pooling does not support `vectors`, the type of /v1/embeddings: omit it",
+        ),
         ({"prompt": "x", "confidence": 1}, "`confidence` must be true or false"),
         (
             {"prompt": "x", "confidence": True, "url": "/v1/embeddings"},

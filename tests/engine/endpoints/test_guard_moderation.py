@@ -161,8 +161,9 @@ def test_an_answer_without_a_verdict_is_an_error_of_its_row(
 ) -> None:
     """It is never taken for a harmless text, whatever words it contains."""
     known = ("safe", "safe", {"s": 1.0})
-    with pytest.raises(RequestError, match="has no verdict: ") as raised:
-        reply_of(template, (answer, answer[0], {answer[0]: 1.0}), *[known] * num_others)
+    none = (answer, answer[0], {answer[0]: 1.0})
+    with pytest.raises(RequestError, match="answer to text 1 of `input` has no verdict") as raised:
+        reply_of(template, none, *[known] * num_others)
     assert raised.value.code == "verdict_missing"
 
 

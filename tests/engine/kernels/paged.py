@@ -25,7 +25,8 @@ class Sequences:
     """Some sequences: `key [H, L, Dk]`, `value [H, L, Dv]` and `query [L, Hq, Dk]` of each.
 
     `beginnings[i]`: how many tokens at its start it has in common with sequence 0. Of all of them
-    the tokens of `wholes`, by first and the one after the last, see each other both ways.
+    the tokens of `wholes`, by first and the one after the last, see each other both ways. No token
+    sees the last `num_unseen`, if any, of a bidirectional sequence.
     """
 
     shape: AttentionShape
@@ -35,6 +36,7 @@ class Sequences:
     sinks: Tensor | None
     beginnings: list[int]
     wholes: tuple[tuple[int, int], ...] = ()
+    num_unseen: int = 0
 
     @classmethod
     def random(
@@ -99,8 +101,10 @@ class Sequences:
             if shape.chunk:
                 first = max(first, position - position % shape.chunk)
             scores[:, position, :first] = -torch.inf
+        scores[..., length - self.num_unseen :] = -torch.inf
         weights = scores.exp()
         total = weights.sum(dim=-1, keepdim=True)
+        total[total == 0] = 1  # of a token that sees none
         if self.sinks is not None:
             total += self.sinks.double().exp()[:, None, None]
         return (weights / total @ value).transpose(0, 1)
@@ -129,6 +133,7 @@ class Paged:
         ]
         num_tokens = sum(map(len, positions))
         ends = [self.sequences.end(position) for at in positions for position in at.tolist()]
+        unseen = [self.sequences.num_unseen] * len(pieces)
         return Step.pack(
             num_decodes,
             CPU,
@@ -141,6 +146,7 @@ class Paged:
             pages=np.concatenate(used),
             logit_rows=np.arange(num_tokens),
             **({"ends": np.array(ends)} if self.sequences.wholes else {}),
+            **({"unseen": np.array(unseen)} if any(unseen) else {}),
             **({"copies": self._copies(pieces, copying)} if copying else {}),
         )
 

@@ -42,7 +42,8 @@ class RowsAttention:
 
     def prepare(self, step: Step) -> None:
         """Read the slots of each span's sequence, its own tokens last."""
-        self._slots, self._ends = step.slots, step.visible_ends
+        self._slots = step.slots
+        self._causal_ends, self._span_ends = step.visible_ends, step.span_ends
         offsets = torch.arange(self.page_size, device=step.slots.device)
         self._spans = []
         for start, stop, context, pages in step_spans(step):
@@ -65,12 +66,13 @@ class RowsAttention:
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Attend every token to its sequence up to itself: `[T, Hq, Dk]` → `[T, Hq, Dv]`."""
         shape = self.shapes[layer]
+        ends = self._causal_ends if shape.is_causal else self._span_ends
         keys, values = (rows[layer].transpose(0, 1) for rows in (self.keys, self.values))
         return torch.cat(
             [
                 attend(
                     *(query[span], keys[:, slots], values[:, slots], shape, sinks),
-                    self._ends[span],
+                    ends[span],
                 )
                 for span, slots in self._spans
             ]

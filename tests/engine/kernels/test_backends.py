@@ -195,6 +195,20 @@ def test_bidirectional_tokens_see_the_whole_sequence(
         torch.testing.assert_close(out.double(), wanted, atol=bound, rtol=bound)
 
 
+@pytest.mark.parametrize(("name", "kind"), [*FEW, ("triton", "everything")])
+def test_the_last_tokens_of_a_bidirectional_sequence_may_be_unseen(name: str, kind: str) -> None:
+    """They see the others, or nothing if these are farther away than the window."""
+    shape = replace(SHAPES[kind], is_causal=False)
+    lengths = [11, 32, 65]
+    sequences = replace(Sequences.random(shape, lengths), num_unseen=10)
+    paged = made(name, sequences)
+    for _ in range(2):  # the second time they are stored
+        outs = paged.run([(index, 0, length) for index, length in enumerate(lengths)])
+        for index, out in enumerate(outs):
+            wanted = sequences.expected(index)
+            torch.testing.assert_close(out.double(), wanted, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize(("name", "kind"), [*FEW, *MANY])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_tokens_of_an_image_see_up_to_the_end_in_their_step(

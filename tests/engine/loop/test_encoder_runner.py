@@ -50,12 +50,22 @@ def values(
     max_tokens: int = 96,
 ) -> tuple[NDArray[np.float32], int]:
     """Return the values of some sequences, and the number of steps."""
+    rows, num_steps = values_of_each(model, sequences, captures, max_tokens)
+    return np.concatenate([np.atleast_2d(row) for row in rows]), num_steps
+
+
+def values_of_each(
+    model: LoadedEncoder,
+    sequences: list[EncodingRequest],
+    captures: Capture | None,
+    max_tokens: int = 96,
+) -> tuple[list[NDArray[np.float32]], int]:
+    """Return the values of each sequence, and the number of steps."""
     work = EncodingCore(model, max_tokens, 9, int(captures is not None), captures)
     items = [work.add(sequence) for sequence in sequences]
     while work.step() is not None:
         pass
-    rows = [np.atleast_2d(item.result().values) for item in items]
-    return np.concatenate(rows), work.stats().steps
+    return [item.result().values for item in items], work.stats().steps
 
 
 @pytest.mark.parametrize(
@@ -70,16 +80,42 @@ def test_values_are_those_of_launched_steps(
 ) -> None:
     """Steps have any number of tokens and sequences; each is one replay once it was captured.
 
-    Without modes each token has values.
+    Without modes each token has values, and some see only the beginning of their sequence.
     """
     model = loaded(save(tmp_path, family))
     model = replace(model, pooler=Pooler(modes, model.pooler.parts), backend=CapturableReference)
     sequences = [*requests(60, 40), *requests(9, 3)]
+    if not modes:
+        sequences[::7] = [
+            replace(one, num_unseen=len(one.token_ids) // 2) for one in sequences[::7]
+        ]
     expected, _ = values(model, sequences, None)
     captures = CapturesByCallingAgain()
     got, _ = values(model, sequences, captures)
     np.testing.assert_allclose(got, expected, atol=1e-5)
     assert min(captures.num_replays, len(captures.graphs)) > 5
+
+
+def test_sparse_values_are_those_of_launched_steps(tmp_path: Path) -> None:
+    """The logits of all words are pooled within the graph."""
+    folder = save(tmp_path, "Bert", "ForMaskedLM", num_hidden_layers=1, vocab_size=2_100)
+    model = loaded(folder, pooler_config={"pooling_type": "SPLADE"})
+    model = replace(model, backend=CapturableReference)
+    sequences = [
+        replace(one, token_ids=[token % 2_000 for token in one.token_ids], type_ids=None)
+        for one in requests(50, 40)
+    ]
+
+    def dense(captures: Capture | None) -> NDArray[np.float32]:
+        rows = np.zeros((len(sequences), 2_100), np.float32)
+        pairs, _ = values_of_each(model, sequences, captures)
+        for row, own in zip(rows, pairs, strict=True):
+            row[own[:, 0].astype(int)] = own[:, 1]
+        return rows
+
+    captures = CapturesByCallingAgain()
+    np.testing.assert_allclose(dense(captures), dense(None), atol=1e-5)
+    assert captures.num_replays >= 2
 
 
 def test_values_of_gpu_kernels_are_those_of_launched_steps(

@@ -13,9 +13,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from sentence_transformers import MultiVectorEncoder, SparseEncoder
-from sentence_transformers.base.modules import Dense, Normalize, Transformer
-from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from sentence_transformers import SparseEncoder
+from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sparse_encoder.modules import SpladePooling
 from transformers import AutoModel, AutoTokenizer
 
@@ -26,7 +25,6 @@ from tidemill.engine.endpoints import pooling
 from tidemill.engine.endpoints.dispatcher import Dispatcher
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.model.encoders.pooling_config import read_pooling_config
-from tidemill.engine.model.encoders.sentence_transformers import MULTI_VECTOR_TYPES
 from tidemill.engine.model.endpoint_names import endpoints_of
 
 Pairs = list[dict[str, Any]]
@@ -126,7 +124,7 @@ async def test_forms_and_errors_of_sparse_vectors(
         assert "this model supports /pooling." in reply.body["error"]["message"]
     monkeypatch.setattr(pooling, "MAX_PAIRS", 10)
     reply = await refusal(sparse, "/pooling", input=TEXTS)
-    assert "more than 10 pairs" in reply.body["error"]["message"]
+    assert "pairs of index and value; the maximum is 10." in reply.body["error"]["message"]
 
 
 async def test_a_masked_language_model_is_splade_by_an_option(
@@ -184,94 +182,6 @@ async def test_modules_of_sparse_models_are_checked(
     (folder / "1_SpladePooling" / "config.json").unlink()
     with pytest.raises(ModelRefused, match="lists '1_SpladePooling', which has no config"):
         serve(folder)
-
-
-def colbert(folder: Path, **knobs: Any) -> MultiVectorEncoder:
-    """Save a small ColBERT model of sentence-transformers to `folder` and return it."""
-    network = save(folder.with_name(f"{folder.name}-network"), "Bert")
-    torch.manual_seed(1)
-    project = Dense(
-        48, 16, bias=False, activation_function=torch.nn.Identity(),
-        module_input_name="token_embeddings",
-    )  # fmt: skip
-    mask = MultiVectorMask(["the", ".", "?", "notaword"])
-    unit = Normalize(module_input_name="token_embeddings")
-    model = MultiVectorEncoder(
-        modules=[Transformer(str(network), **knobs), project, mask, unit],
-        prompts={"query": "ask: ", "document": "text: "},
-        device="cpu",
-    )
-    model.save_pretrained(str(folder))
-    return model
-
-
-async def test_vectors_of_tokens_are_those_of_sentence_transformers(
-    serve: Serve, tmp_path: Path
-) -> None:
-    """ColBERT projects each token; some words of documents have no vector."""
-    model = colbert(tmp_path / "model", document_length=200)
-    served = serve(tmp_path / "model")
-    assert endpoints_of(EngineConfig(str(tmp_path / "model"))) == ("/pooling",)
-    for named, expected in (
-        ({}, model.encode(TEXTS)),
-        ({"prompt_name": "query"}, model.encode_query(TEXTS)),
-        ({"prompt_name": "document"}, model.encode_document(TEXTS)),
-    ):
-        body = await answer(served, "/pooling", input=TEXTS, **named)
-        for item, rows in zip(body["data"], expected, strict=True):
-            assert np.allclose(item["data"], rows, atol=1e-4)
-    long = {"input": "tide " * 250}
-    reply = await refusal(served, "/pooling", **long)
-    assert "maximum context length is 200 tokens" in reply.body["error"]["message"]
-    await answer(served, "/pooling", **long, truncate_prompt_tokens=-1)
-    reply = await refusal(served, "/pooling", input="a", task="embed")
-    assert "this model supports 'token_embed'." in reply.body["error"]["message"]
-
-
-async def test_checkpoints_of_other_colbert_libraries(serve: Serve, tmp_path: Path) -> None:
-    """PyLate's modules, and the class of ColBERT's first authors, give the same vectors.
-
-    Their prefixes are single tokens. Queries would be padded with mask tokens, which is refused.
-    """
-    colbert(tmp_path / "native")
-    pylate = tmp_path / "pylate"
-    shutil.copytree(tmp_path / "native", pylate)
-    kinds = ["sentence_transformers.models.Transformer", "pylate.models.Dense.Dense"]
-    listed = [
-        {"idx": index, "name": str(index), "type": kind, "path": path}
-        for index, (kind, path) in enumerate(zip(kinds, ("", "1_Dense"), strict=True))
-    ]
-    (pylate / "modules.json").write_text(json.dumps(listed))
-    saved = {
-        "model_type": "ColBERT",
-        "query_prefix": "[unused0]",
-        "document_prefix": "[unused1]",
-        "skiplist_words": [".", "?"],
-        "document_length": 200,
-    }
-    (pylate / "config_sentence_transformers.json").write_text(json.dumps(saved))
-    first = save(tmp_path / "first", "Bert")
-    weights = {f"bert.{key}": each for key, each in load_file(first / "model.safetensors").items()}
-    weights["linear.weight"] = load_file(pylate / "1_Dense" / "model.safetensors")["linear.weight"]
-    save_file(weights, first / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((first / "config.json").read_bytes())
-    (first / "config.json").write_text(json.dumps({**config, "architectures": ["HF_ColBERT"]}))
-    settings = {"dim": 16, "doc_maxlen": 200, "mask_punctuation": True}
-    unmarked = EngineConfig(str(first))
-    (first / "artifact.metadata").write_text(json.dumps({**settings, "query_token_id": ""}))
-    assert read_pooling_config({**config, "architectures": ["HF_ColBERT"]}, unmarked).prefixes == (
-        "[unused1]",
-    )
-    (first / "artifact.metadata").write_text(json.dumps(settings))
-    for folder in (pylate, first):
-        served = serve(folder)
-        expected = MultiVectorEncoder(str(folder), device="cpu").encode_document(TEXTS)
-        body = await answer(served, "/pooling", input=TEXTS, prompt_name="document")
-        for item, rows in zip(body["data"], expected, strict=True):
-            assert np.allclose(item["data"], rows, atol=1e-4)
-        reply = await refusal(served, "/pooling", input=TEXTS, prompt_name="query")
-        assert "pads queries with mask tokens" in reply.body["error"]["message"]
-    assert saved["model_type"] in MULTI_VECTOR_TYPES
 
 
 @pytest.fixture(scope="module")

@@ -336,6 +336,7 @@ def test_invalid_json_is_refused_by_its_name(tmp_path: Path) -> None:
     ("fields", "files", "activation"),
     [
         ({}, {}, "Sigmoid"),
+        ({"problem_type": "regression"}, {}, "Sigmoid"),
         ({"sbert_ce_default_activation_function": "torch.nn.Identity"}, {}, "Identity"),
         (
             {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}},
