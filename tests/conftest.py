@@ -20,6 +20,7 @@ import pytest
 from _pytest.logging import catching_logs
 from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from xdist.remote import Producer
 
 from tests import warm_start
@@ -61,10 +62,16 @@ SHARED_CACHE = Path(os.environ[CACHE_VARIABLE])
 _cache_folder = disk_cache.cache_folder
 disk_cache.cache_folder = lambda: None if (folder := _cache_folder()) == SHARED_CACHE else folder
 
+# Properties draw no constants of our sources, whose search takes seconds in each process.
+if warm_start.COLD_VARIABLE not in os.environ:
+    providers._get_local_constants = lambda: providers._local_constants
+
 share_authorities()
 warm_starts = warm_start.install()
 
 _attach_handlers = catching_logs.__enter__
+# Of the first handler of a pair, for the second.
+_own_loggers: list[list[logging.Logger]] = []
 # Shorter phases are not in the list of the slowest.
 _SHOWN_SECONDS: Final = 0.005
 
@@ -72,16 +79,20 @@ _SHOWN_SECONDS: Final = 0.005
 def _attach_to_few(self: catching_logs[logging.Handler]) -> logging.Handler:
     """Attach pytest's handler of logs, but not to the loggers of torch, which have their own.
 
-    There are about forty of them, and each test attaches handlers six times.
+    There are about forty of them, and each phase of a test attaches a pair of handlers.
     """
     if self.level is not None:
         return _attach_handlers(self)
-    own = [
-        logger
-        for name, logger in logging.root.manager.loggerDict.items()
-        if isinstance(logger, logging.Logger)
-        and not (logger.propagate or name.startswith(("torch", "strobelight", "c10d")))
-    ]
+    if _own_loggers:
+        own = _own_loggers.pop()
+    else:
+        own = [
+            logger
+            for name, logger in logging.root.manager.loggerDict.items()
+            if isinstance(logger, logging.Logger)
+            and not (logger.propagate or name.startswith(("torch", "strobelight", "c10d")))
+        ]
+        _own_loggers.append(own)
     self.attached_loggers = [logging.root, *own]
     for logger in self.attached_loggers:
         logger.addHandler(self.handler)
@@ -115,6 +126,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return result
     finally:
         gc.freeze()
+        gc.set_threshold(20_000, 20, 20)  # Python's own takes a twentieth of the tests' time
         gc.enable()
 
 

@@ -1,7 +1,7 @@
 """Groups of tests that share a process, and the groups that start first.
 
 A file is a separate group unless it is listed here with others that share something expensive with
-it: a deployment, synthesised stacks. The slowest groups come first, so that no process is left
+it: a deployment, the CDK's process. The slowest groups come first, so that no process is left
 alone with one at the end; the seconds in `make test`'s log show when that changes. Groups that
 mostly wait (a browser, deployments, killed processes) alternate with groups that compute.
 
@@ -22,11 +22,10 @@ GROUPS: Final = (
     ("tests/handler/dashboard",),
     ("tests/localstack/test_local.py", "tests/localstack/test_clients.py"),
     ("tests/infra/test_bundle.py",),
-    ("tests/infra",),
+    ("tests/infra", "tests/localstack/test_permissions.py"),
     ("tests/engine/kernels/triton/test_compile_all.py",),
     ("tests/engine/endpoints/decisions/test_probabilities.py",),
     ("tests/docs/test_guides.py",),
-    ("tests/localstack/test_permissions.py",),
     ("tests/test_endpoints.py",),
     ("tests/offline/engine/test_weights.py",),
     ("tests/handler/worker/test_processes.py",),

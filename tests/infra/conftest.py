@@ -10,14 +10,16 @@ import json
 import os
 import tomllib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pytest
 
 from infra.bundle import Bundle
 from infra.config import DEFAULT_PATH, make_config
-from tests.infra.compute.kinds import ADJUSTED, Compute
+from tests.infra.compute.kinds import ADJUSTED, REVISED, Compute
 from tests.infra.reading import Template
+from tests.warm_start import COLD_VARIABLE
 
 if TYPE_CHECKING:
     from aws_cdk import App, Environment
@@ -27,7 +29,18 @@ if TYPE_CHECKING:
 # CDK's own rules, seconds of each synthesis, are for a long test in test_modes.py.
 os.environ.setdefault("CDK_VALIDATION", "false")
 
-Synth = Callable[[dict[str, Any]], dict[str, Template]]
+# `make test-all` also has cdk-nag check each configuration, and jsii the types of each argument,
+# which mypy has checked: together a third of a synthesis.
+IS_CHECKED: Final = COLD_VARIABLE in os.environ
+
+
+class Synth(Protocol):
+    """Returns the templates of a configuration by stack."""
+
+    def __call__(
+        self, overrides: dict[str, Any], *, is_checked: bool = IS_CHECKED
+    ) -> dict[str, Template]:
+        """Synthesise it unless that is done; if `is_checked`, it passes cdk-nag."""
 
 
 @pytest.fixture(scope="session")
@@ -71,6 +84,8 @@ def make_app(
     from infra.app import add_stacks
     from infra.image import DOCKERFILE
 
+    if not IS_CHECKED:
+        _skip_type_checks()
     # An image that is built at deployment, as the real one: its repository is CDK's own.
     image = tmp_path_factory.mktemp("image")
     (image / DOCKERFILE).parent.mkdir()
@@ -83,6 +98,14 @@ def make_app(
         return app
 
     return make
+
+
+def _skip_type_checks() -> None:
+    """Let jsii accept arguments of any type; its own process still refuses most wrong ones."""
+    with suppress(ImportError):  # another version may not have it
+        from jsii import _type_checking
+
+        _type_checking._resolved_check = lambda **_: None
 
 
 def templates_of(app: App) -> dict[str, Template]:
@@ -107,21 +130,23 @@ def acknowledged() -> dict[str, set[Acknowledgement]]:
 
 @pytest.fixture(scope="session")
 def synth(make_app: Callable[..., App], acknowledged: dict[str, set[Acknowledgement]]) -> Synth:
-    """Return a function that gives the templates by stack (`Data`, `Api`, …); keep them as is.
-
-    Whatever it synthesises has passed cdk-nag.
-    """
+    """Return a function that gives the templates by stack (`Data`, `Api`, …); keep them as is."""
     from infra.nag_exceptions import add_checks
 
     made: dict[str, dict[str, Template]] = {}
 
-    def templates(overrides: dict[str, Any]) -> dict[str, Template]:
+    def templates(
+        overrides: dict[str, Any], *, is_checked: bool = IS_CHECKED
+    ) -> dict[str, Template]:
         key = key_of(overrides)
-        if key not in made:
+        # The configuration as it is is a mode, which tests check.
+        is_checked = is_checked or not overrides
+        if key not in made or (is_checked and key not in acknowledged):
             app = make_app(overrides)
-            checks = add_checks(app)
+            checks = add_checks(app) if is_checked else None
             made[key] = templates_of(app)
-            acknowledged[key] = checks.used
+            if checks:
+                acknowledged[key] = checks.used
         return made[key]
 
     return templates
@@ -137,3 +162,9 @@ def templates(synth: Synth) -> dict[str, Template]:
 def adjusted(synth: Synth) -> Compute:
     """Return a deployment whose configuration differs in many keys."""
     return Compute(synth(ADJUSTED))
+
+
+@pytest.fixture(scope="session")
+def revised(synth: Synth) -> Compute:
+    """Return a deployment whose configuration differs in many other keys."""
+    return Compute(synth(REVISED))

@@ -16,7 +16,7 @@ from infra.bundle import Bundle
 from infra.config import make_config, with_concurrency
 from infra.pip_target import Processor
 from localstack.event_source_mapping import LocalLambdaContext
-from tests.infra.compute.kinds import OIDC
+from tests.infra.compute.kinds import OIDC, SIGNED
 from tests.infra.conftest import Synth
 from tests.infra.reading import Deployment, Template
 from tidemill.handler.api.open_paths import PUBLIC
@@ -46,7 +46,7 @@ def deployment(templates: dict[str, Template]) -> Deployment:
 @pytest.fixture(scope="module")
 def signed(synth: Synth) -> Deployment:
     """Return a deployment whose API takes requests that are signed with IAM."""
-    return Deployment(synth({"auth": "iam"}))
+    return Deployment(synth(SIGNED))
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.infra.compute.kinds import CERTIFICATE
 from tests.infra.conftest import Synth, templates_of
 from tests.infra.reading import Deployment, Template
 from tidemill.handler.api.open_paths import PUBLIC
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 ENDPOINTS = ["vpce-0123456789abcdef0", "vpce-0123456789abcdef1"]
 PRIVATE = {"api": "private", "vpc_endpoint_ids": ENDPOINTS}
-CERTIFICATE = "arn:aws:acm:eu-west-1:111122223333:certificate/abc"
 OF_GATEWAYS = ("AWS::ApiGatewayV2::Api", "AWS::ApiGateway::RestApi")
 INVOKE = "arn:aws:apigateway:eu-west-1:lambda:path/2015-03-31/functions/ApiFunction.Arn/invocations"
 
@@ -180,10 +180,9 @@ def test_the_kind_of_the_api_can_change(
     assert exported[0] == exported[1] == exported[2]
 
 
-def test_a_domain_leads_to_the_api(synth: Synth) -> None:
+def test_a_domain_leads_to_the_api(revised: Deployment) -> None:
     """Clients use its name, which its owner points at the target."""
-    domain = {"name": "llm.example.com", "certificate": CERTIFICATE}
-    found = Deployment(synth({"domain": domain}))
+    found = revised
     named = only(found.properties("AWS::ApiGatewayV2::DomainName"))
     assert named["DomainName"] == "llm.example.com"
     [endpoint] = named["DomainNameConfigurations"]

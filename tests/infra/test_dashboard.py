@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.infra.compute.kinds import TWO
+from tests.infra.compute.kinds import SPOT_MANAGED, TWO
 from tests.infra.conftest import Synth
 from tests.infra.reading import Deployment
 from tidemill.handler.observability import NAMESPACE, Metric
 
 MODELS = {"org/Big": "orgbig", "small": "small"}
-PRICES = {"org/Big": 0.5, "small": 2.0}
 FULL_WIDTH = 24
 # The reaper's figures stand in our namespace, too.
 REAPER = "reaper"
@@ -26,8 +25,7 @@ FUNCTIONS = {"FILL", "RUNNING_SUM"}
 @pytest.fixture(scope="module")
 def made(synth: Synth) -> Deployment:
     """Return a deployment of two models whose GPUs have prices; the first has four a worker."""
-    models = [model | {"gpu_hour_price": PRICES[model["name"]]} for model in TWO["models"]]
-    return Deployment(synth({"models": models}))
+    return Deployment(synth(SPOT_MANAGED))
 
 
 def page(found: Deployment) -> dict[str, Any]:

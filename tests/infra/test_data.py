@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from infra.config import ConfigRefused
-from tests.infra.compute.kinds import PRODUCERS
+from tests.infra.compute.kinds import PRODUCERS, SHORT
 from tests.infra.conftest import Synth
 from tests.infra.reading import Deployment, Template
 from tidemill.batch.batch_request import MAX_EXPIRY_SECONDS, MAX_WINDOW_SECONDS
@@ -171,9 +171,6 @@ def test_retention_is_configured(adjusted: Deployment) -> None:
     assert {
         function["Environment"]["Variables"]["TIDEMILL_KEEP_DAYS"] for function in functions
     } == {"30"}
-
-
-SHORT = {"retention": {"input_days": 3, "output_days": 2}}
 
 
 def test_inputs_go_where_the_configuration_says(synth: Synth) -> None:

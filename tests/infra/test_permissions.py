@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.infra.calls import needed_by
+from tests.infra.compute.kinds import JOBS, KEY_OF_WEIGHTS, SHORT, SIGNED
 from tests.infra.conftest import Synth
 from tests.infra.reading import Deployment, Template, each
 from tidemill.handler.settings import read_settings
@@ -186,13 +187,8 @@ def deployment(templates: dict[str, Template]) -> Deployment:
 
 OTHERS: dict[str, dict[str, Any]] = {
     "as it is": {},
-    "asg and iam": {
-        "compute": "asg",
-        "auth": "iam",
-        "tracing": True,
-        "models": [{"name": "small", "gpu": "t4", "weights": "s3://weights/small"}],
-    },
-    "jobs, isolated": {"compute": "sagemaker", "network": "isolated"},
+    "asg and iam": SIGNED,
+    "jobs, isolated": JOBS["jobs, isolated"],
 }
 
 
@@ -251,7 +247,7 @@ def test_only_a_deployment_that_erases_has_the_rights_for_it(
     deployment: Deployment, synth: Synth
 ) -> None:
     """One role may list and permanently delete versions, of objects only."""
-    found = Deployment(synth({"retention": {"erase_batches": True}}))
+    found = Deployment(synth(SHORT))
     for role in FUNCTION_ROLES:
         more = {
             (grant.action, grant.resource)
@@ -411,15 +407,11 @@ def test_only_the_gateway_calls_the_api(any_deployment: Deployment) -> None:
         assert ":HttpApi/" in permission["SourceArn"]
 
 
-def test_weights_are_read_from_their_prefix(synth: Synth) -> None:
+def test_weights_are_read_from_their_prefix(revised: Deployment) -> None:
     """A worker sees those of its model and adapters, and nothing else of their buckets."""
-    weights = "s3://weights/large/v2"
-    adapters = [{"name": "sql", "weights": "s3://tuned/sql/"}]
-    model = {"name": "large", "gpu": "l4", "weights": weights, "adapters": adapters}
-    found = Deployment(synth({"models": [model]}))
     foreign = {
         (grant.action, grant.resource, grant.condition)
-        for grant in found.grants("WorkerlargeRole")
+        for grant in revised.grants("WorkerlargeRole")
         if ":s3:::" in grant.resource
     }
     assert foreign == {
@@ -434,13 +426,10 @@ def test_weights_are_read_from_their_prefix(synth: Synth) -> None:
     }
 
 
-def test_a_key_decrypts_weights_for_s3_alone(synth: Synth) -> None:
+def test_a_key_decrypts_weights_for_s3_alone(revised: Deployment) -> None:
     """It is used where it is configured: by S3 of the weights' region, and for nothing else."""
-    key = "arn:aws:kms:us-west-2:111122223333:key/abc"
-    model = {"name": "large", "gpu": "l4", "weights": "s3://weights/large", "weights_key": key}
-    found = Deployment(synth({"models": [model | {"weights_region": "us-west-2"}]}))
-    [grant] = (it for it in found.grants("WorkerlargeRole") if it.action == "kms:Decrypt")
-    assert grant.resource == key
+    [grant] = (it for it in revised.grants("WorkersecretRole") if it.action == "kms:Decrypt")
+    assert grant.resource == KEY_OF_WEIGHTS
     [service] = json.loads(grant.condition)["StringEquals"].items()
     assert service[0] == "kms:ViaService"
     assert "s3.us-west-2." in str(service[1])

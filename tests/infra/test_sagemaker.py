@@ -9,7 +9,16 @@ import pytest
 
 from infra.config import ConfigRefused
 from tests.handler.fleet.services import check
-from tests.infra.compute.kinds import BIG, EXISTING, GROUPS_OF_OTHERS, SMALL, TWO, Compute
+from tests.infra.compute.kinds import (
+    BIG,
+    CHANGED_JOBS,
+    EXISTING,
+    GROUPS_OF_OTHERS,
+    JOBS,
+    SMALL,
+    TWO,
+    Compute,
+)
 from tests.infra.conftest import Synth
 from tests.infra.reading import Grant
 from tidemill.cli import scratch
@@ -21,24 +30,19 @@ from tidemill.handler.settings import read_settings
 
 ACCOUNT = "eu-west-1:111122223333"
 MODELS = {"orgbig": BIG, "small": SMALL}
-KINDS: dict[str, dict[str, Any]] = {
-    "jobs": TWO | {"compute": "sagemaker"},
-    "jobs, Spot": TWO | {"compute": "sagemaker", "spot": True},
-    "jobs, isolated": TWO | {"compute": "sagemaker", "network": "isolated"},
-}
-JOBS = f"arn:aws:sagemaker:{ACCOUNT}:training-job/tidemill-*"
+ARN = f"arn:aws:sagemaker:{ACCOUNT}:training-job/tidemill-*"
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=JOBS)
 def made(request: pytest.FixtureRequest, synth: Synth) -> Compute:
     """Return each kind of deployment in turn."""
-    return Compute(synth(KINDS[request.param]))
+    return Compute(synth(JOBS[request.param]))
 
 
 @pytest.fixture
 def jobs(synth: Synth) -> Compute:
     """Return a deployment as most are."""
-    return Compute(synth(KINDS["jobs"]))
+    return Compute(synth(JOBS["jobs"]))
 
 
 def means_of(made: Compute, model: dict[str, Any]) -> SageMakerConfig:
@@ -46,6 +50,11 @@ def means_of(made: Compute, model: dict[str, Any]) -> SageMakerConfig:
     plan = made.plans()[model["name"]]
     assert plan.launcher == "sagemaker"
     return SageMakerConfig.model_validate(plan.means)
+
+
+def releases_of(made: Compute) -> dict[str, str]:
+    """Return the release of each model's workers."""
+    return {model: plan.release for model, plan in made.plans().items()}
 
 
 def environment_of(made: Compute, model: dict[str, Any]) -> dict[str, str]:
@@ -91,17 +100,18 @@ def test_a_job_looks_for_its_disk_itself(jobs: Compute) -> None:
     assert means_of(jobs, SMALL).output_uri == "s3://DropsBucket/work/sagemaker/small"
 
 
-def test_a_job_has_the_tags_of_its_deployment(synth: Synth) -> None:
-    """All other resources have them, too; other tags replace no worker."""
-    tagged = Compute(synth(KINDS["jobs"] | {"tags": {"team": "ml"}}))
+def test_a_job_has_the_tags_of_its_deployment(synth: Synth, jobs: Compute) -> None:
+    """All other resources have them, too; other tags or a larger fleet replace no worker."""
+    changes = {"models": [BIG, SMALL | {"max_workers": 9}], "tags": {"team": "ml"}}
+    tagged = Compute(synth(JOBS["jobs"] | changes))
     assert means_of(tagged, SMALL).tags == {"tidemill": "tidemill", "team": "ml"}
-    assert tagged.plans()["small"].release == Compute(synth(KINDS["jobs"])).plans()["small"].release
+    assert tagged.plans()["small"].max_workers == 9
+    assert releases_of(tagged) == releases_of(jobs)
 
 
 def test_jobs_go_into_an_existing_network(synth: Synth) -> None:
     """Their role has permissions for its subnets and groups."""
-    network = EXISTING | {"security_group_ids": GROUPS_OF_OTHERS}
-    made = Compute(synth(KINDS["jobs"] | {"network": network}))
+    made = Compute(synth(JOBS["jobs, Spot"]))
     means = means_of(made, SMALL)
     assert list(means.subnets) == EXISTING["subnet_ids"]
     assert list(means.security_groups) == GROUPS_OF_OTHERS
@@ -128,7 +138,7 @@ def test_a_job_has_the_gpus_of_its_worker(jobs: Compute) -> None:
 @pytest.mark.parametrize(("kind", "is_spot"), [("jobs", False), ("jobs, Spot", True)])
 def test_spot_is_the_configurations_word(synth: Synth, kind: str, *, is_spot: bool) -> None:
     """The switch reaches every job."""
-    assert means_of(Compute(synth(KINDS[kind])), SMALL).spot is is_spot
+    assert means_of(Compute(synth(JOBS[kind])), SMALL).spot is is_spot
 
 
 def test_a_public_network_is_sagemakers_own(jobs: Compute) -> None:
@@ -140,7 +150,7 @@ def test_a_public_network_is_sagemakers_own(jobs: Compute) -> None:
 
 def test_an_isolated_network_leads_to_what_a_worker_speaks_to(synth: Synth) -> None:
     """Images and logs are SageMaker's own affair, outside of it."""
-    made = Compute(synth(KINDS["jobs, isolated"]))
+    made = Compute(synth(JOBS["jobs, isolated"]))
     services = {
         endpoint["ServiceName"].rpartition("eu-west-1.")[2]
         for endpoint in made.of("AWS::EC2::VPCEndpoint").values()
@@ -151,18 +161,11 @@ def test_an_isolated_network_leads_to_what_a_worker_speaks_to(synth: Synth) -> N
     assert means.security_groups == ("NetworkWorkers.GroupId",)
 
 
-def test_a_change_of_what_jobs_are_is_another_release(synth: Synth) -> None:
+def test_a_change_of_what_jobs_are_is_another_release(synth: Synth, jobs: Compute) -> None:
     """Without a change there is no new release: nothing is replaced needlessly."""
-
-    def release(**differing: Any) -> str:
-        models = {"models": [SMALL | differing], "compute": "sagemaker"}
-        return Compute(synth(models)).plans()["small"].release
-
-    releases = {release(), release(args=["--max-num-seqs", "8"]), release(dtype="float16")}
-    assert len(releases) == 3
-    assert release() in releases
-    # How many there may be says nothing of what they are.
-    assert release(max_workers=9) == release()
+    changed, before = releases_of(Compute(synth(CHANGED_JOBS))), releases_of(jobs)
+    assert before.keys() == {BIG["name"], SMALL["name"]}
+    assert [name for name in before if changed[name] == before[name]] == []
 
 
 def test_ends_of_jobs_are_sent(made: Compute) -> None:
@@ -181,9 +184,9 @@ def test_who_starts_jobs_may_start_these_and_no_others(made: Compute) -> None:
     passed = json.dumps({"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}})
     policy = made.of("AWS::IAM::ManagedPolicy")["LaunchingPolicy"]
     assert made.granted(policy) == {
-        Grant("sagemaker:CreateTrainingJob", JOBS),
-        Grant("sagemaker:AddTags", JOBS),
-        Grant("sagemaker:StopTrainingJob", JOBS),
+        Grant("sagemaker:CreateTrainingJob", ARN),
+        Grant("sagemaker:AddTags", ARN),
+        Grant("sagemaker:StopTrainingJob", ARN),
         Grant("sagemaker:ListTrainingJobs", "*"),
         *(Grant("iam:PassRole", f"Worker{slug}Role.Arn", passed) for slug in MODELS),
     }
@@ -191,7 +194,7 @@ def test_who_starts_jobs_may_start_these_and_no_others(made: Compute) -> None:
 
 def test_a_job_may_do_what_a_task_may(synth: Synth) -> None:
     """In addition, SageMaker acts for it: it pulls the image, and ships logs and metrics."""
-    tasks, made = Compute(synth(TWO)), Compute(synth(KINDS["jobs"]))
+    tasks, made = Compute(synth(TWO)), Compute(synth(JOBS["jobs"]))
     group = f"arn:aws:logs:{ACCOUNT}:log-group:/aws/sagemaker/TrainingJobs"
     own = json.dumps({"StringEquals": {"cloudwatch:namespace": "/aws/sagemaker/TrainingJobs"}})
     for slug in MODELS:
@@ -215,7 +218,7 @@ def test_a_job_may_do_what_a_task_may(synth: Synth) -> None:
 
 def test_only_jobs_of_an_isolated_network_may_join_one(synth: Synth) -> None:
     """It creates interfaces in its subnets, and changes none elsewhere."""
-    made = Compute(synth(KINDS["jobs, isolated"]))
+    made = Compute(synth(JOBS["jobs, isolated"]))
     found = {
         grant
         for grant in made.grants("WorkersmallRole")
@@ -230,7 +233,7 @@ def test_only_jobs_of_an_isolated_network_may_join_one(synth: Synth) -> None:
     }
     assert not [
         grant
-        for grant in Compute(synth(KINDS["jobs"])).grants("WorkersmallRole")
+        for grant in Compute(synth(JOBS["jobs"])).grants("WorkersmallRole")
         if grant.action.startswith("ec2:")
     ]
 
@@ -259,4 +262,4 @@ def test_tags_that_no_plan_holds_are_refused_by_name(synth: Synth) -> None:
     """A plan has those of its jobs, which no template has."""
     tags = {f"{number:0128}": "x" * 256 for number in range(20)}
     with pytest.raises(ConfigRefused, match="small has more args, aliases, adapters or tags than"):
-        synth(KINDS["jobs"] | {"models": [SMALL], "tags": tags})
+        synth(JOBS["jobs"] | {"models": [SMALL], "tags": tags})

@@ -128,7 +128,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         for role in iam.list_roles(MaxItems=1000)["Roles"]:
             if role["RoleName"].startswith(f"{config.name}-api-"):
                 put_policy(iam, role["RoleName"], EMULATOR_ONLY)
-        policy = resolve(worker_policy(config), boto3.client("cloudformation", **options))
+        policy = resolve(worker_policy(config, folder), boto3.client("cloudformation", **options))
         yield Guarded(
             environment,
             outputs,
@@ -166,19 +166,23 @@ def synthesise(folder: Path, *, config: Path, **_: str) -> Path:
     return folder / "cdk"
 
 
-def worker_policy(config: Config) -> dict[str, Any]:
-    """Return the policy of the worker's task role as the Compute stack has it."""
+def worker_policy(config: Config, folder: Path) -> dict[str, Any]:
+    """Return the policy of the worker's task role, as the Compute stack has it."""
     from aws_cdk import App
     from aws_cdk import aws_lambda as lambda_
     from aws_cdk.assertions import Template
 
     from infra.app import add_stacks
     from infra.bundle import Bundle
+    from infra.image import DOCKERFILE
 
+    dockerfile = folder / "image" / DOCKERFILE
+    dockerfile.parent.mkdir(parents=True)
+    dockerfile.write_text("FROM scratch\n", encoding="utf-8")
     app = App()
     code = lambda_.Code.from_asset(str(ROOT / "examples"))
     bundle = Bundle(code, code, lambda_.Runtime.PYTHON_3_13, lambda_.Architecture.ARM_64)
-    add_stacks(app, config, bundle, ROOT)
+    add_stacks(app, config, bundle, folder / "image")
     compute = app.node.find_child("Compute")
     resources = Template.from_stack(compute).to_json()["Resources"]
     [role] = {

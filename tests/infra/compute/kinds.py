@@ -25,7 +25,9 @@ SMALL = {"name": "small", "gpu": "t4", "weights": "s3://weights-of-small/small/"
 TWO = {"models": [BIG, SMALL]}
 GROUPS = TWO | {"compute": "asg"}
 SPOT_GROUPS = GROUPS | {"spot": True}
-SPOT_MANAGED = TWO | {"spot": True}
+PRICES = {"org/Big": 0.5, "small": 2.0}
+PRICED = {"models": [model | {"gpu_hour_price": PRICES[model["name"]]} for model in TWO["models"]]}
+SPOT_MANAGED = PRICED | {"spot": True}
 ISOLATED = TWO | {"network": "isolated"}
 WAY_OUT = GROUPS | {"network": {"kind": "isolated", "internet": True}}
 EXISTING = {
@@ -67,6 +69,49 @@ ADJUSTED: dict[str, Any] = {
     "oidc": OIDC,
     "budget": {"gpu_hours_per_day": 40},
     "limits": {"gpu_hours_per_day": 9},
+}
+SHORT = {"retention": {"input_days": 3, "output_days": 2, "erase_batches": True}}
+SIGNED = {
+    "compute": "asg",
+    "auth": "iam",
+    "tracing": True,
+    "models": [{"name": "small", "gpu": "t4", "weights": "s3://weights/small"}],
+}
+JOBS: dict[str, dict[str, Any]] = {
+    "jobs": TWO | {"compute": "sagemaker"},
+    "jobs, Spot": TWO
+    | {"compute": "sagemaker", "spot": True}
+    | {"network": EXISTING | {"security_group_ids": GROUPS_OF_OTHERS}},
+    "jobs, isolated": TWO | {"compute": "sagemaker", "network": "isolated"},
+}
+LARGE = {"name": "large", "gpu": "l4", "memory_gib": 40}
+# Jobs of which each differs from those above.
+CHANGED_JOBS = JOBS["jobs"] | {
+    "models": [BIG | {"dtype": "float16"}, SMALL | {"args": ["--max-num-seqs", "8"]}, LARGE]
+}
+CERTIFICATE = "arn:aws:acm:eu-west-1:111122223333:certificate/abc"
+KEY_OF_WEIGHTS = "arn:aws:kms:us-west-2:111122223333:key/abc"
+# Others of that sort, whose values exclude the first ones.
+REVISED: dict[str, Any] = {
+    "image": f"{REGISTRY}/team/tidemill@sha256:{'0' * 64}",
+    "models": [
+        SMALL,
+        {
+            "name": "large",
+            "gpu": "l4",
+            "weights": "s3://weights/large/v2",
+            "adapters": [{"name": "sql", "weights": "s3://tuned/sql/"}],
+        },
+        {
+            "name": "secret",
+            "gpu": "l4",
+            "weights": "s3://weights/secret",
+            "weights_key": KEY_OF_WEIGHTS,
+            "weights_region": "us-west-2",
+        },
+    ],
+    "network": {"zones": [f"us-east-1{letter}" for letter in "abcdef"], "cidr": "10.73.0.0/16"},
+    "domain": {"name": "llm.example.com", "certificate": CERTIFICATE},
 }
 # Every kind of deployment: what holds for workers holds in each of them.
 KINDS: dict[str, dict[str, Any]] = {

@@ -89,11 +89,14 @@ def test_open_work_without_workers_raises_an_alarm(compute: dict[str, Compute]) 
 
 
 @pytest.mark.parametrize(
-    ("window", "seconds"), with_long([("24h", 6 * 3600)], [("1h", 900), ("14d", 302_400)])
+    ("windows", "seconds"),
+    with_long([({}, 6 * 3600)], [({"default": "1h"}, 900), ({"default": "14d"}, 302_400)]),
 )
-def test_shards_that_wait_for_long_raise_an_alarm(synth: Synth, window: str, seconds: int) -> None:
-    """It comes while most of the window is left."""
-    made = Compute(synth({"windows": {"default": window}}))
+def test_shards_that_wait_for_long_raise_an_alarm(
+    synth: Synth, windows: dict[str, str], seconds: int
+) -> None:
+    """It comes while most of the window, a day by default, is left."""
+    made = Compute(synth({"windows": windows} if windows else {}))
     found = alarms(made, "tidemilldemo")["OldestMessage"]
     assert found["MetricName"] == "ApproximateAgeOfOldestMessage"
     assert found["Dimensions"] == [

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.infra.compute.kinds import Compute
+from tests.infra.compute.kinds import CHANGED_JOBS, LARGE, Compute
 from tests.infra.conftest import Synth
 
 GROUP = "arn:aws:resource-groups:eu-west-1:111122223333:group/mine"
 MODELS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "large": {"memory_gib": 40},
+    "large": LARGE,
     "dear": {"max_price_factor": 4.5},
     "spot": {"capacity": "spot"},
     "reserved": {"capacity": "reserved", "reservation_group": GROUP},
@@ -62,8 +62,7 @@ def test_a_machine_has_the_memory_that_a_worker_is_to_get(
     assert [override["InstanceType"] for override in overrides] == sizes
     template = groups.of("AWS::EC2::LaunchTemplate")["WorkerlargeTemplate"]
     assert template["LaunchTemplateData"]["InstanceType"] == sizes[0]
-    large = {"name": "large", "gpu": "l4"} | MODELS["large"]
-    [plan] = Compute(synth({"compute": "sagemaker", "models": [large]})).plans().values()
+    plan = Compute(synth(CHANGED_JOBS)).plans()["large"]
     assert plan.means["instance_types"] == [f"ml.{size}" for size in sizes]
 
 

@@ -10,8 +10,9 @@ from botocore.config import Config
 from botocore.session import Session
 
 from infra.config import DEFAULT_ZONES
-from tests.infra.compute.kinds import EXISTING, GROUPS_OF_OTHERS, KINDS, Compute
+from tests.infra.compute.kinds import EXISTING, GROUPS_OF_OTHERS, KINDS, REVISED, Compute
 from tests.infra.conftest import Synth
+from tests.long_parameters import with_long
 
 WAYS_OUT = {
     "AWS::EC2::InternetGateway",
@@ -130,13 +131,15 @@ def test_a_way_out_is_for_the_web_alone(public: Compute) -> None:
     } == {("0.0.0.0/0", 443, 443), ("::/0", 443, 443), ("::/0", 80, 80)}
 
 
-@pytest.mark.parametrize(("cidr", "subnets"), [("10.73.0.0/16", 20), ("172.20.4.0/22", 26)])
+@pytest.mark.parametrize(
+    ("cidr", "subnets"), with_long([(REVISED["network"]["cidr"], 20)], [("172.20.4.0/22", 26)])
+)
 def test_a_network_has_the_zones_and_addresses_that_it_is_given(
     synth: Synth, cidr: str, subnets: int
 ) -> None:
     """A subnet in each zone, with a sixteenth of the addresses."""
-    zones = [f"us-east-1{letter}" for letter in "abcdef"]
-    made = Compute(synth({"network": {"zones": zones, "cidr": cidr}}))
+    network = REVISED["network"] | {"cidr": cidr}
+    made, zones = Compute(synth(REVISED | {"network": network})), network["zones"]
     assert made.only("AWS::EC2::VPC")["CidrBlock"] == cidr
     found = made.of("AWS::EC2::Subnet").values()
     assert sorted(subnet["AvailabilityZone"] for subnet in found) == zones
@@ -149,7 +152,7 @@ def test_a_network_has_the_zones_and_addresses_that_it_is_given(
 
 @pytest.mark.parametrize(
     ("compute", "groups"),
-    [("managed-instances", GROUPS_OF_OTHERS), ("asg", []), ("asg", GROUPS_OF_OTHERS)],
+    with_long([("managed-instances", GROUPS_OF_OTHERS), ("asg", [])], [("asg", GROUPS_OF_OTHERS)]),
 )
 def test_workers_use_an_existing_network(synth: Synth, compute: str, groups: list[str]) -> None:
     """Only a group without inbound access is added, if none is configured."""
@@ -206,13 +209,11 @@ def test_urls_in_lines_are_reached_if_configured(compute: dict[str, Compute]) ->
 def test_another_zone_moves_no_subnet(synth: Synth) -> None:
     """CloudFormation makes the new subnet before it deletes any: addresses must not overlap."""
 
-    def blocks(zones: str) -> dict[str, str]:
-        names = [f"eu-west-1{letter}" for letter in zones]
-        network = {"kind": "isolated", "internet": True, "zones": names}
-        subnets = Compute(synth({"network": network})).of("AWS::EC2::Subnet")
+    def blocks(zones: int) -> dict[str, str]:
+        subnets = Compute(synth(zoned(zones))).of("AWS::EC2::Subnet")
         return {name: subnet["CidrBlock"] for name, subnet in subnets.items()}
 
-    two, three = blocks("ab"), blocks("abc")
+    two, three = blocks(2), blocks(3)
     assert len(three) == len(two) + 2
     assert two.items() <= three.items()
 
@@ -242,13 +243,11 @@ def test_workers_find_services_by_their_usual_names(isolated: Compute) -> None:
 
 def test_endpoints_stand_in_as_many_zones_as_the_configuration_says(synth: Synth) -> None:
     """Each zone costs; one serves all."""
-    zones = ["eu-west-1a", "eu-west-1b", "eu-west-1c"]
-    for count in (1, 2):
-        network = {"kind": "isolated", "zones": zones, "endpoint_zones": count}
-        made = Compute(synth({"network": network}))
-        subnets = made.of("AWS::EC2::Subnet")
-        assert sorted(subnet["AvailabilityZone"] for subnet in subnets.values()) == zones
-        assert {len(each["SubnetIds"]) for each in interfaces_of(made).values()} == {count}
+    for zones in (2, 3):
+        made = Compute(synth(zoned(zones)))
+        found = [subnet["AvailabilityZone"] for subnet in made.of("AWS::EC2::Subnet").values()]
+        assert {*found} == {*zoned(zones)["network"]["zones"]}
+        assert {len(each["SubnetIds"]) for each in interfaces_of(made).values()} == {zones - 1}
 
 
 def test_only_workers_come_to_the_endpoints(isolated: Compute) -> None:
@@ -265,6 +264,13 @@ def test_only_workers_come_to_the_endpoints(isolated: Compute) -> None:
         if rule["FromPort"] == rule["ToPort"]
     ] == [("NetworkEndpoints.GroupId", "NetworkWorkers.GroupId", "tcp", 443)]
     assert len(ingress) == 1
+
+
+def zoned(zones: int) -> dict[str, Any]:
+    """Return a deployment in two or three zones, of which one has no endpoints."""
+    names = [f"eu-west-1{letter}" for letter in "abc"[:zones]]
+    network = {"kind": "isolated", "internet": True, "zones": names, "endpoint_zones": zones - 1}
+    return {"network": network}
 
 
 def interfaces_of(made: Compute) -> dict[str, dict[str, Any]]:

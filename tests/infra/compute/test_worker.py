@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.container.dockerfile import copied_sources
-from tests.infra.compute.kinds import ADJUSTED, BIG, REGISTRY, SMALL, Compute
+from tests.infra.compute.kinds import ADJUSTED, BIG, REVISED, SMALL, Compute
 from tests.infra.conftest import Synth
 from tests.infra.reading import Grant, each
 from tidemill.cli.commands.worker import WorkerOptions, options_from
@@ -229,15 +229,13 @@ def test_a_container_can_do_no_more_than_its_work(any_kind: Compute) -> None:
         assert not container["User"].startswith(("0", "root"))
 
 
-@pytest.mark.parametrize(
-    "named",
-    [pytest.param(":v1.2", marks=pytest.mark.long), f"@sha256:{'0' * 64}"],
-)
-def test_an_image_that_is_there_is_pulled_and_none_is_built(synth: Synth, named: str) -> None:
+@pytest.mark.parametrize("overrides", [ADJUSTED, REVISED], ids=["tag", "digest"])
+def test_an_image_that_is_there_is_pulled_and_none_is_built(
+    synth: Synth, overrides: dict[str, Any]
+) -> None:
     """It is named by tag or digest; the role may pull only from its repository."""
-    made = Compute(synth(ADJUSTED | {"image": f"{REGISTRY}/team/tidemill{named}"}))
-    image = made.container("small")["Image"]
-    assert image == f"{REGISTRY}/team/tidemill{named}"
+    made = Compute(synth(overrides))
+    assert made.container("small")["Image"] == overrides["image"]
     pulled = made.grants("WorkersmallExecutionRole")
     repository = "arn:aws:ecr:eu-west-1:444455556666:repository/team/tidemill"
     assert Grant("ecr:BatchGetImage", repository) in pulled
@@ -472,7 +470,7 @@ def test_the_page_names_every_folder_that_a_worker_reaches(synth: Synth) -> None
     """Tenants share workers, so the page says whose files these folders contain."""
     page = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
     paragraph = next(each for each in page.split("\n\n") if "a worker's role gives access" in each)
-    found = Compute(synth({"models": [SMALL], "reuse": True})).grants("WorkersmallRole")
+    found = Compute(synth({"reuse": True})).grants("WorkertidemilldemoRole")
     prefix = f"{BUCKET}/"
     folders = {
         grant.resource.removeprefix(prefix).partition("/")[0]

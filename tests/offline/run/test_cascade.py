@@ -74,7 +74,7 @@ def kept(second: str) -> Iterator[dict[tuple[EngineConfig, tuple[str, ...]], _Ke
     engines: dict[tuple[EngineConfig, tuple[str, ...]], _Kept] = {}
     with ExitStack() as stack:
         for model, names in ((FIRST, (FIRST,)), (FIRST, (FIRST, "*")), (second, (second, "*"))):
-            config = engine_config(options_from(parse(["run", "in.jsonl", "--model", model])))
+            config = engine_config(options_from(parse([*RUN, "in.jsonl", "--model", model])))
             config = replace(config, admission="arrival")  # as a plan sets it
             served = load_engine(config, served_names=names, chat_template=None)
             engines[config, names] = _Kept(stack.enter_context(closing(served)))
