@@ -9,16 +9,14 @@ from __future__ import annotations
 import socket
 from ipaddress import IPv6Address, ip_address, ip_network
 
-_DENIED = tuple(
-    ip_network(network)
-    for network in (
-        "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 "
-        "168.63.129.16/32 192.168.0.0/16 198.18.0.0/15 224.0.0.0/4 240.0.0.0/4 "
-        # The unspecified address, loopback and IPv4 in IPv6 are all in ::/96 and ::ffff:0:0/96.
-        "::/96 ::ffff:0:0/96 64:ff9b::/96 64:ff9b:1::/48 2002::/16 2001::/32 "
-        "fc00::/7 fe80::/10 fec0::/10 ff00::/8"
-    ).split()
+_NETWORKS = (
+    "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 "
+    "168.63.129.16/32 192.168.0.0/16 198.18.0.0/15 224.0.0.0/4 240.0.0.0/4 "
+    # The unspecified address, loopback and IPv4 in IPv6 are all in ::/96 and ::ffff:0:0/96.
+    "::/96 ::ffff:0:0/96 64:ff9b::/96 64:ff9b:1::/48 2002::/16 2001::/32 "
+    "fc00::/7 fe80::/10 fec0::/10 ff00::/8"
 )
+_DENIED = tuple(map(ip_network, _NETWORKS.split()))
 _UNICAST = ip_network("2000::/3")  # the allocated part of IPv6
 
 

@@ -128,6 +128,17 @@ def test_an_event_loop_has_the_answers_alone() -> None:
             ["embedding: list<item: list<item: float>>", "usage", "error"],
         ),
         (
+            {"input": "{{ names }}", "url": "/v1/moderations"},
+            [
+                *("flagged: list<item: bool>", "categories: list<item: list<item: string>>"),
+                *("category_scores", "usage", "error"),
+            ],
+        ),
+        (
+            {"prompt": "{{ name }}", "id": "id", "url": "/v1/audio/transcriptions"},
+            ["text: string", "usage: struct<seconds: int64>", "error"],
+        ),
+        (
             {"ask": ["tone = calm<angry: How upset?"]},
             [
                 *("tone: string", "tone_score: double", "tone_confidence: double"),
