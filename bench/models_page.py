@@ -27,6 +27,7 @@ from tidemill.engine.model.families.refused_types import (
 )
 from tidemill.engine.model.families.registry import FAMILIES
 from tidemill.engine.model.speech.whisper_config import KIND
+from tidemill.engine.model.vision import audio_encoder
 from tidemill.engine.model.vision.preprocessor_config import supported_types
 from tidemill.engine.model.weights.quantised.quantization_config import supported_methods
 from tidemill.engine.parsers.registry import REASONING_SIGNS, TOOL_CALL_SIGNS
@@ -41,8 +42,8 @@ Every load compares the model with its transformers class and rejects it if they
 ## The engine's own decoder
 These models support CUDA graphs, chunked prefill, prefix caching, tensor parallelism and these
 quantized formats: {methods}
-([details](model-loading.md#quantization)). Images work with quantized weights if the vision encoder
-is not quantized. An unknown config field is ignored with a note if transformers never reads it;
+([details](model-loading.md#quantization)). Images and recordings need an unquantized encoder. An
+unknown config field is ignored with a note if transformers never reads it;
 otherwise the model runs on its transformers class.
 
 {only_own}
@@ -56,6 +57,8 @@ Falcon-H1 support none.
 {without_adapters}
 
 {with_images}
+
+With [recordings in chats](parameters.md#recordings-in-chats): `{hearing}`.
 
 Exceptions in these families:
 
@@ -138,6 +141,7 @@ def page() -> str:
             "Without adapters", (kind for kind in kinds if not FAMILIES[kind].takes_adapters)
         ),
         with_images=_sentence("With images", filter(_takes_images, kinds)),
+        hearing=audio_encoder.KIND,
         encoders=_sentence(
             f"For recordings `{KIND}`; for vectors of texts and images "
             f"{_listed(sorted(TWO_TOWERS))}; for vectors, scores and labels",

@@ -207,10 +207,24 @@ def _columns(values: Mapping[str, Any], room: _Room) -> list[Part]:
 
 
 def _recording_in(body: object) -> str:
-    """Return the recording of a request if it is in the request itself."""
-    url = fields_in(body).get("file_url")
-    is_inline = isinstance(url, str) and url.startswith(_AUDIO) and len(url) < _MAX_AUDIO_CHARS
-    return str(url) if is_inline else ""
+    """Return the first recording that is in a request itself."""
+    fields = fields_in(body)
+    for url in (fields.get("file_url"), *_recordings_of_chat(fields.get("messages"))):
+        if isinstance(url, str) and url.startswith(_AUDIO) and len(url) < _MAX_AUDIO_CHARS:
+            return url
+    return ""
+
+
+def _recordings_of_chat(messages: object) -> Iterator[str]:
+    """Yield the URLs of the recordings in messages; data becomes a data URL."""
+    for message in messages if isinstance(messages, list) else ():
+        content = fields_in(message).get("content")
+        for part in content if isinstance(content, list) else ():
+            match part:
+                case {"type": "input_audio", "input_audio": {"data": str(data), **rest}}:
+                    yield f"{_AUDIO}{rest.get('format', 'wav')};base64,{data}"
+                case {"type": "audio_url", "audio_url": {"url": str(url)}}:
+                    yield url
 
 
 def _words(facts: RowFacts) -> tuple[str, ...]:

@@ -25,11 +25,15 @@ ReadObject = Callable[[str, int, ByteBudget], Awaitable[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """Limits on the images of a request: bytes and pixels of one, and images of one prompt."""
+    """Limits on the images of a request: bytes and pixels of one, and images of one prompt.
+
+    `max_recordings` are those of one prompt of a model of recordings.
+    """
 
     max_bytes: int = 20 * 2**20
     max_pixels: int = 50_000_000
     max_per_prompt: int = 16
+    max_recordings: int = 16
 
 
 MAX_LOGPROBS = 20

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from .fields import Text, fault, text_or_list_of
-from .parts import FilePart, ImagePart, Part, RefusalPart, TextPart, is_image
+from .parts import MediaPart, Part, RefusalPart, TextPart, is_medium
 from .tools import ToolCall
 
 
@@ -86,19 +86,19 @@ class Message(BaseModel):
             return [self.content]
         return [part.text for part in self.content if isinstance(part, (TextPart, RefusalPart))]
 
-    def images(self) -> list[tuple[int, ImagePart | FilePart]]:
-        """Return the images and documents, each with its index among all parts."""
+    def media(self) -> list[tuple[int, MediaPart]]:
+        """Return the images, documents and recordings, each with its index among all parts."""
         parts = self.content if isinstance(self.content, list) else ()
-        return [(i, part) for i, part in enumerate(parts) if isinstance(part, ImagePart | FilePart)]
+        return [(i, part) for i, part in enumerate(parts) if isinstance(part, MediaPart)]
 
-    def repeat_images(self, counts: Iterator[int]) -> Self:
-        """Return the message with as many copies of each image as it has pages."""
-        if not self.images():
+    def repeat_media(self, counts: Iterator[int]) -> Self:
+        """Return the message with as many copies of each medium as it has pages."""
+        if not self.media():
             return self
         content = [
             part
             for part in self.content or ()
-            for _ in range(next(counts) if isinstance(part, ImagePart | FilePart) else 1)
+            for _ in range(next(counts) if isinstance(part, MediaPart) else 1)
         ]
         return self.model_copy(update={"content": content})
 
@@ -107,11 +107,11 @@ class Message(BaseModel):
         return self.__pydantic_extra__ or {}
 
 
-def has_images(body: dict[str, Any]) -> bool:
-    """Say whether a body, valid or not, has an image part."""
+def has_media(body: dict[str, Any]) -> bool:
+    """Say whether a body, valid or not, has an image, a document or a recording as a part."""
     messages = body.get("messages")
     for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, dict) else None
-        if isinstance(content, list) and any(map(is_image, content)):
+        if isinstance(content, list) and any(map(is_medium, content)):
             return True
     return False

@@ -1,4 +1,4 @@
-"""Content parts of a message: text, refusals, and images and documents by URL."""
+"""Content parts of a message: text, refusals, and images, documents and recordings by URL."""
 
 from __future__ import annotations
 
@@ -16,17 +16,23 @@ from pydantic import (
 
 from .fields import Text
 from .page_ranges import Pages
-from .urls import checked_url
+from .urls import checked_url, inline_bytes
 
 IMAGE_URL = "image_url"
 FILE = "file"
+AUDIO_URL = "audio_url"
+INPUT_AUDIO = "input_audio"
 IMAGE = "an image"
+RECORDING = "a recording"
 DOCUMENT = "a document"
 
 
 def _unserved_type(part_type: str) -> str:
     del part_type
-    raise ValueError("must be 'text', 'image_url' or 'file': other types are not supported")
+    raise ValueError(
+        "must be 'text', 'image_url', 'input_audio', 'audio_url' or 'file': other types are not"
+        " supported"
+    )
 
 
 def _image_url(url: str) -> str:
@@ -35,6 +41,25 @@ def _image_url(url: str) -> str:
 
 CheckedUrl = Annotated[str, AfterValidator(_image_url)]
 """URL of an image: http(s), S3, or base64 data."""
+
+
+def _audio_url(url: str) -> str:
+    return checked_url(url, RECORDING)
+
+
+CheckedAudioUrl = Annotated[str, AfterValidator(_audio_url)]
+"""URL of a recording: http(s), S3, or base64 data."""
+
+
+_INLINE = "data:;base64,"
+
+
+def _recording_data(data: str) -> str:
+    try:
+        inline_bytes(_INLINE + data, RECORDING)
+    except ValueError as exc:
+        raise ValueError(str(exc).removesuffix(" after `base64,`")) from None
+    return data
 
 
 def _document_url(url: str) -> str:
@@ -56,22 +81,31 @@ NoFileId = Annotated[Any, AfterValidator(_no_id)]
 
 
 class PlacedImage(NamedTuple):
-    """An image or a document of a body: its place, its URL, and the selected pages (None: all).
+    """An image, a document or a recording of a body: its place, its URL, and the selected pages.
 
-    Only the part of a document may have `pages`.
+    Only the part of a document may have `pages`; None are all.
     """
 
     place: str
     url: str
     pages: str | None = None
     is_document: bool = False
+    is_recording: bool = False
 
 
 def _as_object(value: object) -> object:
     return {"url": value} if isinstance(value, str) else value
 
 
-_FORMS = {"text": "<text>", IMAGE_URL: "<image>", "refusal": "<refusal>", FILE: "<file>"}
+_FORMS = {
+    "text": "<text>",
+    IMAGE_URL: "<image>",
+    "refusal": "<refusal>",
+    FILE: "<file>",
+    AUDIO_URL: "<audio>",
+    INPUT_AUDIO: "<input audio>",
+}
+_MEDIA_FORMS = frozenset(_FORMS.values()) - {"<text>", "<refusal>"}
 
 
 def _form_of_part(value: object) -> str:
@@ -165,6 +199,55 @@ class FilePart(BaseModel):
         return self.file.url
 
 
+class AudioUrl(BaseModel):
+    """URL of a recording."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    url: CheckedAudioUrl
+
+
+class AudioPart(BaseModel):
+    """Recording part in vLLM's form; `audio_url` may be the URL itself."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: Literal["audio_url"]
+    audio_url: Annotated[AudioUrl, BeforeValidator(_as_object)]
+
+    pages: ClassVar[None] = None
+
+    @property
+    def url(self) -> str:
+        """Return the URL of the recording."""
+        return self.audio_url.url
+
+
+class InputAudio(BaseModel):
+    """Base64 data of a recording; the data decides its format."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    data: Annotated[Text, AfterValidator(_recording_data)]
+    format: Text | None = None
+
+
+class InputAudioPart(BaseModel):
+    """Recording part in OpenAI's form."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+    pages: ClassVar[None] = None
+
+    @property
+    def url(self) -> str:
+        """Return the recording as a data URL."""
+        return _INLINE + self.input_audio.data
+
+
 class OtherPart(BaseModel):
     """Part of any other type, which is refused."""
 
@@ -176,11 +259,17 @@ Part = Annotated[
     | Annotated[RefusalPart, Tag("<refusal>")]
     | Annotated[ImagePart, Tag("<image>")]
     | Annotated[FilePart, Tag("<file>")]
+    | Annotated[AudioPart, Tag("<audio>")]
+    | Annotated[InputAudioPart, Tag("<input audio>")]
     | Annotated[OtherPart, Tag("<other>")],
     Discriminator(_form_of_part),
 ]
 
 
-def is_image(part: object) -> bool:
-    """Say whether a part of a body, valid or not, is an image or a document."""
-    return _form_of_part(part) in ("<image>", "<file>")
+MediaPart = ImagePart | FilePart | AudioPart | InputAudioPart
+"""A part that is not text."""
+
+
+def is_medium(part: object) -> bool:
+    """Say whether a part of a body, valid or not, is an image, a document or a recording."""
+    return _form_of_part(part) in _MEDIA_FORMS

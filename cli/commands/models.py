@@ -120,6 +120,7 @@ def fields_of(report: ModelReport) -> dict[str, Any]:
         "tensor_parallel_sizes": list(plan.tensor_parallel_sizes) if plan else [],
         "takes_adapters": plan is not None and plan.takes_adapters,
         "takes_images": plan is not None and plan.takes_images,
+        "takes_audio": plan is not None and plan.takes_audio,
         "quantization_methods": list(report.quantization_methods),
         "tool_call_parser": report.tool_call_parser,
         "reasoning_parser": report.reasoning_parser,
@@ -175,6 +176,7 @@ def _rows_of_plan(plan: ModelPlan, report: ModelReport) -> Iterator[tuple[str, s
     yield "adapters", "LoRA" if plan.takes_adapters else "no"
     yield "quantised as", ", ".join(report.quantization_methods) or "no"
     yield "images", "yes" if plan.takes_images else "no"
+    yield "recordings", "yes" if plan.takes_audio else "no"
     yield "tool calls", report.tool_call_parser or "unknown format"
     yield "reasoning", report.reasoning_parser or "none found in its template"
 

@@ -12,7 +12,7 @@ from tidemill.protocol.bodies import completion_body, response_id
 from tidemill.protocol.chat import ChatCompletionRequest
 from tidemill.protocol.contract import Reply, Usage
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.messages import has_images
+from tidemill.protocol.messages import has_media
 from tidemill.protocol.parts import PlacedImage
 from tidemill.protocol.requests import read_body
 from tidemill.protocol.routes import CHAT_COMPLETIONS
@@ -75,7 +75,7 @@ class ChatCompletions:
         """Return the fetch of a body's images; None for a body without images."""
         return (
             self.images.fetched(body, ChatCompletionRequest, _placed_images)
-            if has_images(body)
+            if has_media(body)
             else None
         )
 
@@ -89,7 +89,7 @@ class ChatCompletions:
     ) -> _Prepared:
         """Return the sequences of a parsed request; `body` contains its fetched images."""
         # A plain chat is not shown to the image inputs.
-        shows_images = any(message.images() for message in request.messages)
+        shows_images = any(message.media() for message in request.messages)
         shown = self.images.shown(_placed_images(request), body) if shows_images else []
         if any(len(pages) > 1 for pages in shown):
             request = _with_pages(request, [*map(len, shown)])
@@ -232,15 +232,15 @@ class ChatCompletions:
 def _with_pages(request: ChatCompletionRequest, counts: Sequence[int]) -> ChatCompletionRequest:
     """Return a conversation that the template reads with an image for each page."""
     left = iter(counts)
-    messages = [message.repeat_images(left) for message in request.messages]
+    messages = [message.repeat_media(left) for message in request.messages]
     return request.model_copy(update={"messages": messages})
 
 
 def _placed_images(request: ChatCompletionRequest) -> list[PlacedImage]:
-    """Return the images and documents of a conversation."""
+    """Return the images, documents and recordings of a conversation."""
     if request.truncate_prompt_tokens is not None:
         raise RequestError(
-            "`truncate_prompt_tokens` does not support prompts with images.",
+            "`truncate_prompt_tokens` does not support prompts with images or recordings.",
             param="truncate_prompt_tokens",
         )
     return placed_in(request.messages)

@@ -13,7 +13,7 @@ from tidemill.protocol.bodies import response_id
 from tidemill.protocol.contract import Reply, Usage
 from tidemill.protocol.embeddings import EmbeddingRequest, OutputDtype, embedding_body
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.messages import has_images
+from tidemill.protocol.messages import has_media
 from tidemill.protocol.routes import EMBEDDINGS
 
 from ..scheduling.encoding import EncodingRequest, EncodingResult
@@ -49,7 +49,7 @@ class Embeddings:
 
     def fetched(self, body: dict[str, Any]) -> AbstractAsyncContextManager[dict[str, Any]] | None:
         """Return the fetch of a body's images; None for a body without images."""
-        if not has_images(body):
+        if not has_media(body):
             return None
         return self.requests.fetched(body, EmbeddingRequest, placed_in_messages)
 

@@ -1,4 +1,7 @@
-"""Image inputs: fetches and decodes images, and places them at a prompt's placeholders."""
+"""Image inputs: fetches and decodes images, and places them at a prompt's placeholders.
+
+Recordings are inputs of the same form, for models that hear instead of see.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,28 @@ from tidemill.protocol.fetched_urls import fetched_urls
 from tidemill.protocol.in_flight import MemoryBudget
 from tidemill.protocol.messages import Message
 from tidemill.protocol.page_ranges import page_ranges
-from tidemill.protocol.parts import IMAGE, FilePart, PlacedImage
+from tidemill.protocol.parts import (
+    IMAGE,
+    RECORDING,
+    AudioPart,
+    FilePart,
+    InputAudioPart,
+    PlacedImage,
+)
 from tidemill.protocol.requests import read_body
 from tidemill.protocol.urls import inline_bytes, inline_head, is_inline, too_large
 
 from ..config import MAX_DECODING_BYTES, ImageLimits
 from ..scheduling.images import ImageForm, ImageSpec, PromptImage
+from ..scheduling.prompt_audio import AudioSpec
 from ..text.tokenizer import Tokenizer
 from .media_fetch import MediaFetcher, in_thread
 
 if TYPE_CHECKING:
     from ..media.image_resize import ResizedImage
+    from ..media.recording_features import PreparedRecording
+
+    PreparedImage = ResizedImage | PreparedRecording
 
 # Fetched images of one request, in memory until it is prepared.
 MAX_BYTES_TOGETHER = 64 * 2**20
@@ -54,22 +68,37 @@ def request_with_images(kind: type[_RequestT], body: Mapping[str, Any]) -> _Requ
 
 
 def placed_in(messages: Sequence[Message]) -> list[PlacedImage]:
-    """Return the images and documents of a conversation."""
+    """Return the images, documents and recordings of a conversation."""
     return [
-        PlacedImage(f"messages.{i}.content.{j}", part.url, part.pages, isinstance(part, FilePart))
+        PlacedImage(
+            f"messages.{i}.content.{j}",
+            part.url,
+            part.pages,
+            isinstance(part, FilePart),
+            isinstance(part, AudioPart | InputAudioPart),
+        )
         for i, message in enumerate(messages)
-        for j, part in message.images()
+        for j, part in message.media()
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSupport:
-    """A vision model's image settings, limits, fetcher, and memory budget for decoding."""
+    """A multimodal model's image settings, limits, fetcher, and memory budget for decoding.
 
-    image_spec: ImageSpec | ImageForm
+    `image_spec` is that of recordings for a model that hears.
+    """
+
+    image_spec: ImageSpec | ImageForm | AudioSpec
     limits: ImageLimits
     fetcher: MediaFetcher
     decoding: MemoryBudget = field(default_factory=lambda: MemoryBudget(MAX_DECODING_BYTES))
+
+    @property
+    def max_per_prompt(self) -> int:
+        """Return the limit of images, or of recordings, per prompt."""
+        hears = isinstance(self.image_spec, AudioSpec)
+        return self.limits.max_recordings if hears else self.limits.max_per_prompt
 
 
 class ShownImage(NamedTuple):
@@ -78,9 +107,10 @@ class ShownImage(NamedTuple):
     place: str
     url: str
     page: int = 0
+    is_recording: bool = False
 
 
-DecodedImages = dict[tuple[str, int], "ResizedImage"]
+DecodedImages = dict[tuple[str, int], "PreparedImage"]
 """Decoded images by URL and page."""
 
 
@@ -89,6 +119,9 @@ class ImageReader:
 
     def __init__(self, image_support: ImageSupport | None) -> None:
         self._image_support = image_support
+        self._nouns = "images"
+        if image_support is not None and isinstance(image_support.image_spec, AudioSpec):
+            self._nouns = "recordings"
 
     def fetched(
         self,
@@ -138,17 +171,19 @@ class ImageReader:
 
         Raises `RequestError` for an invalid document, pages that it does not have, and too many.
         """
+        self._check(images)
         shown, total = [], 0
         for image in images:
             pages: Sequence[int] = (0,)
-            if self._image_support is not None:
+            if self._image_support is not None and not image.is_recording:
                 most = self._image_support.limits.max_per_prompt
                 pages = _selected(image, self._document(image, body), most - total)
                 total += len(pages)
                 if total > most:
                     hint = " Select fewer pages with `pages`." if image.is_document else ""
                     self._refuse_more(image.place, most, hint)
-            shown.append([ShownImage(image.place, image.url, page) for page in pages])
+            parts = (image.place, image.url)
+            shown.append([ShownImage(*parts, page, image.is_recording) for page in pages])
         return shown
 
     def decode(
@@ -156,7 +191,7 @@ class ImageReader:
         images: Sequence[ShownImage],
         body: Mapping[str, Any],
         decoded: DecodedImages | None = None,
-    ) -> list[ResizedImage]:
+    ) -> list[PreparedImage]:
         """Return a prompt's images, decoded and resized for the model, in their order.
 
         `decoded` has the images that other prompts of the body need, too. Raises `RequestError` for
@@ -166,10 +201,10 @@ class ImageReader:
         self._check(images)
         for image in images:
             assert self._image_support is not None
-            if image[1:] not in results:
+            if image[1:3] not in results:
                 data = self._data_of(image, body)
-                results[image[1:]] = _decoded(image, data, self._image_support)
-        return [results[image[1:]] for image in images]
+                results[image[1:3]] = _decoded(image, data, self._image_support)
+        return [results[image[1:3]] for image in images]
 
     def _document(self, image: PlacedImage, body: Mapping[str, Any]) -> bytes | None:
         """Return the bytes of an image that may have pages, None for any other."""
@@ -187,35 +222,37 @@ class ImageReader:
         """Return the bytes of a fetched or inline image; raises `RequestError`."""
         assert self._image_support is not None
         fetched, place = body.get(FETCHED), image.place
+        what = RECORDING if image.is_recording else IMAGE
         if is_inline(image.url):
-            data = inline_bytes(image.url, IMAGE)
+            data = inline_bytes(image.url, what)
         else:
             data = fetched.get(image.url) if isinstance(fetched, FetchedImages) else None
         if data is None:
-            raise RequestError(f"The image of `{place}` was not fetched.", param=place)
+            raise RequestError(f"The {_noun(image)} of `{place}` was not fetched.", param=place)
         max_bytes = self._image_support.limits.max_bytes
         if len(data) > max_bytes:
-            raise RequestError(f"`{place}` {too_large(IMAGE, max_bytes)}.", param=place)
+            raise RequestError(f"`{place}` {too_large(what, max_bytes)}.", param=place)
         return data
 
     def _check(self, images: Sequence[PlacedImage | ShownImage]) -> None:
-        """Refuse images for a blind model, and too many images."""
-        if not images:
-            return
-        if self._image_support is None:
-            place = images[0].place
-            raise RequestError(
-                f"`{place}` is an image: this model does not support images.",
-                param=place,
-                code="images_not_supported",
-            )
-        most = self._image_support.limits.max_per_prompt
-        if len(images) > most:
-            self._refuse_more(images[most].place, most)
+        """Refuse images for a model that does not see, recordings likewise, and too many."""
+        support = self._image_support
+        hears = support is not None and isinstance(support.image_spec, AudioSpec)
+        for image in images:
+            if support is None or image.is_recording != hears:
+                noun = _noun(image)
+                raise RequestError(
+                    f"`{image.place}` is {RECORDING if image.is_recording else IMAGE}: this model"
+                    f" does not support {noun}s.",
+                    param=image.place,
+                    code=f"{noun}s_not_supported",
+                )
+        if support is not None and len(images) > support.max_per_prompt:
+            self._refuse_more(images[support.max_per_prompt].place, support.max_per_prompt)
 
     def _refuse_more(self, place: str, most: int, hint: str = "") -> NoReturn:
         raise RequestError(
-            f"`{place}` exceeds the maximum number of images per request,"
+            f"`{place}` exceeds the maximum number of {self._nouns} per request,"
             f" {most} (--limit-mm-per-prompt).{hint}",
             param=place,
         )
@@ -226,11 +263,11 @@ class ImageInputs(ImageReader):
 
     def __init__(self, tokenizer: Tokenizer, image_support: ImageSupport | None) -> None:
         super().__init__(image_support)
-        self._image_spec: ImageSpec | None = None
+        self._image_spec: ImageSpec | AudioSpec | None = None
         self._mark = self._spelling = ""
         if image_support is not None:
             image_spec, added = image_support.image_spec, tokenizer.vocabulary.added
-            assert isinstance(image_spec, ImageSpec), "a model of text has marks of images"
+            assert not isinstance(image_spec, ImageForm), "a model of text has marks of images"
             self._image_spec = image_spec
             self._mark = added[image_spec.mark]
             self._spelling = "".join(
@@ -238,7 +275,7 @@ class ImageInputs(ImageReader):
             )
 
     def expand_marks(
-        self, prompt: str, images: Sequence[ResizedImage], param: str = "messages"
+        self, prompt: str, images: Sequence[PreparedImage], param: str = "messages"
     ) -> str:
         """Return a prompt's text with each image mark expanded to a placeholder."""
         if not images:
@@ -247,7 +284,7 @@ class ImageInputs(ImageReader):
         return prompt.replace(self._mark, self._spelling)
 
     def place(
-        self, ids: list[int], images: Sequence[ResizedImage], param: str = "messages"
+        self, ids: list[int], images: Sequence[PreparedImage], param: str = "messages"
     ) -> tuple[list[int], tuple[PromptImage, ...]]:
         """Return a prompt's tokens with each image's placeholder tokens, and the placed images."""
         image_spec = self._image_spec
@@ -265,17 +302,18 @@ class ImageInputs(ImageReader):
             done = place + 1
         return expanded + ids[done:], tuple(prompt_images)
 
-    def _check_marks(self, count: int, images: Sequence[ResizedImage], param: str) -> None:
+    def _check_marks(self, count: int, images: Sequence[PreparedImage], param: str) -> None:
         if count < len(images):
             raise RequestError(
-                f"The chat template renders {count} of the {len(images)} images: pass one that"
-                " renders all of them with --chat-template.",
+                f"The chat template renders {count} of the {len(images)} {self._nouns}: pass one"
+                " that renders all of them with --chat-template.",
                 param=param,
                 code="chat_template_error",
             )
         if count > len(images):
             raise RequestError(
-                "A message with images must not contain the model's image marks in its text.",
+                f"A message with {self._nouns} must not contain the model's {self._nouns[:-1]}"
+                " marks in its text.",
                 param=param,
             )
 
@@ -306,14 +344,23 @@ def _selected(image: PlacedImage, document: bytes | None, most: int) -> Sequence
     return [page - 1 for page in islice(chain.from_iterable(selected), most + 1)]
 
 
-def _decoded(image: ShownImage, data: bytes, image_support: ImageSupport) -> ResizedImage:
+def _noun(image: PlacedImage | ShownImage) -> str:
+    return "recording" if image.is_recording else "image"
+
+
+def _decoded(image: ShownImage, data: bytes, image_support: ImageSupport) -> PreparedImage:
+    image_spec = image_support.image_spec
+    if isinstance(image_spec, AudioSpec):
+        from ..media.recording_features import decode_recording
+
+        return decode_recording(data, image_spec, place=image.place, budget=image_support.decoding)
     from ..media.image_headers import ImageRefused
     from ..media.image_resize import decode_and_resize
 
     try:
         return decode_and_resize(
             data,
-            image_support.image_spec,
+            image_spec,
             max_pixels=image_support.limits.max_pixels,
             budget=image_support.decoding,
             page=image.page,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tidemill.protocol.bodies import response_id
 from tidemill.protocol.contract import Reply, Usage
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.messages import has_images
+from tidemill.protocol.messages import has_media
 from tidemill.protocol.pooling import PoolRequest, PoolTask, pooling_body
 from tidemill.protocol.routes import POOLING
 
@@ -92,7 +92,7 @@ class Pool:
 
     def fetched(self, body: dict[str, Any]) -> AbstractAsyncContextManager[dict[str, Any]] | None:
         """Return the fetch of a body's images; None for a body without images."""
-        if not has_images(body):
+        if not has_media(body):
             return None
         return self._requests.fetched(body, PoolRequest, placed_in_messages)
 

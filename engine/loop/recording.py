@@ -96,6 +96,11 @@ class Recording:
         self.error: Exception | None = None
 
     @property
+    def is_ready(self) -> bool:
+        """Return whether a window can be encoded without waiting for a thread."""
+        return self.coming is None or self.coming.done()
+
+    @property
     def is_over(self) -> bool:
         """Return whether the whole recording is transcribed."""
         return self.seek >= self.num_frames

@@ -103,6 +103,7 @@ class SpeechCore:
         self._num_steps += 1
         if self._suspects:
             return self._step_apart()
+        self._compute_features_ahead()
         newcomers = self._admit()
         self._running += newcomers
         self._attempt(newcomers, self._steps.encode)
@@ -112,7 +113,6 @@ class SpeechCore:
             self._land()
         if not self._suspects:
             self._reliability.note_good()
-        self._compute_features_ahead()
         return self._finish()
 
     def abort(self, unwanted: AbstractSet[object]) -> None:
@@ -155,20 +155,31 @@ class SpeechCore:
 
     def _admit(self) -> list[Window]:
         """Return the next windows to encode, as many as there is room for."""
+        following = self._following()
+        ready = [recording for recording in following if recording.is_ready]
+        if not (ready or self._running):
+            ready = following[:1]  # nothing else can run: encoding waits for its features
         newcomers: list[Window] = []
-        room = min(self._runner.windows_at_once, len(self._free_slots))
-        while (waiting := self._urgent or self._waiting) and len(newcomers) < room:
-            window = self._transcriber.next_window(waiting.popleft())
+        for recording in ready[: len(self._free_slots)]:
+            if recording.request.priority is None:
+                self._waiting.remove(recording)  # it is among the first
+            else:
+                self._urgent.remove({recording})
+            window = self._transcriber.next_window(recording)
             window.slot = self._free_slots.pop()
             newcomers.append(window)
         return newcomers
 
+    def _following(self) -> list[Recording]:
+        """Return the next recordings, as many as are encoded at once."""
+        every = chain(self._urgent, self._waiting)
+        return list(islice(every, self._runner.windows_at_once))
+
     def _compute_features_ahead(self) -> None:
-        """Start to compute the features of the next recordings; a window takes milliseconds."""
+        """Start to compute the features of the next recordings; an hour takes seconds."""
         if self._threads is None:
             return
-        following = islice(chain(self._urgent, self._waiting), self._runner.windows_at_once)
-        for recording in following:
+        for recording in self._following():
             if recording.features is None and recording.coming is None:
                 samples = recording.request.samples
                 recording.coming = self._threads.submit(self._extractor.features, samples)

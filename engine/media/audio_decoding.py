@@ -73,12 +73,34 @@ _set_max_alloc.argtypes, _set_max_alloc.restype = (ctypes.c_size_t,), None
 _set_max_alloc(_MAX_TABLE_BYTES)
 
 
-def decode(data: bytes, sampling_rate: int, *, max_seconds: float, budget: MemoryBudget) -> Samples:
+class _Refused(Exception):
+    """An unreadable recording; the message follows the words "the recording"."""
+
+
+def decode(
+    data: bytes,
+    sampling_rate: int,
+    *,
+    max_seconds: float,
+    budget: MemoryBudget,
+    param: str = FILE_URL,
+) -> Samples:
     """Return the samples `[n]` of a recording; raise `RequestError` for an invalid one.
 
     Nothing is decoded beyond `max_seconds`, the limit of a recording. The call blocks until the
-    budget has room for the samples.
+    budget has room for the samples. `param` is the recording's place in the body.
     """
+    try:
+        return _samples_of(data, sampling_rate, max_seconds, budget)
+    except _Refused as exc:
+        message = f"The recording of `{param}` {exc}."
+        raise RequestError(message, param=param, code="bad_audio") from exc
+
+
+def _samples_of(
+    data: bytes, sampling_rate: int, max_seconds: float, budget: MemoryBudget
+) -> Samples:
+    """Return the samples of a recording; raises `_Refused`."""
     if not data:
         _refuse("is empty: 0 bytes")
     try:
@@ -108,7 +130,7 @@ def decode(data: bytes, sampling_rate: int, *, max_seconds: float, budget: Memor
                 samples = _decoded(container, stream, buffer)
                 stated = buffer.seconds if stated is None else stated
     except (av.FFmpegError, ValueError) as exc:
-        raise _refusal(
+        raise _Refused(
             "is not a valid recording, is truncated, or has an unsupported format: use wav, flac,"
             " mp3, ogg, m4a or webm"
         ) from exc
@@ -123,7 +145,7 @@ def _open_nothing(url: str, flags: int, options: dict[str, str]) -> NoReturn:
 
 
 def _audio_stream_of(container: InputContainer) -> AudioStream:
-    """Return a container's audio stream; raises `RequestError` for an unsupported one."""
+    """Return a container's audio stream; raises `_Refused` for an unsupported one."""
     stream = container.streams.best("audio")
     if not isinstance(stream, AudioStream):
         _refuse(
@@ -150,7 +172,7 @@ def _decoded(container: InputContainer, stream: AudioStream, buffer: _SampleBuff
 
 
 def _check_whole(seconds: float, stated: float) -> None:
-    """Raise `RequestError` for a recording much shorter than its container states."""
+    """Raise `_Refused` for a recording much shorter than its container states."""
     if stated - seconds > max(_MAX_MISSING_SECONDS, _MAX_MISSING_SHARE * stated):
         _refuse(f"is truncated: it has {seconds:.1f} of the {stated:.1f} s that it states")
 
@@ -231,7 +253,7 @@ class _SampleBuffer:
         self._resampling: soxr.ResampleStream | None = None
 
     def add(self, frame: AudioFrame) -> None:
-        """Append one frame; raises `RequestError` beyond the limits."""
+        """Append one frame; raises `_Refused` beyond the limits."""
         rate, channels = frame.sample_rate, len(frame.layout.channels)
         _check_rate(rate)
         if not 1 <= channels <= _MAX_CHANNELS:
@@ -315,9 +337,4 @@ def _refuse_longer(max_seconds: float) -> NoReturn:
 
 
 def _refuse(reason: str) -> NoReturn:
-    raise _refusal(reason)
-
-
-def _refusal(reason: str) -> RequestError:
-    message = f"The recording of `{FILE_URL}` {reason}."
-    return RequestError(message, param=FILE_URL, code="bad_audio")
+    raise _Refused(reason)

@@ -1,7 +1,8 @@
 """AVIF headers: the sizes that the coded images state, which may be above the container's.
 
 The decoder allocates the memory of the coded size, and scales its image to the container's. Only
-the form of a still image is supported: coded images in one piece, without grids or animations.
+the form of a still image is supported: coded images in one piece, without grids. An animation has
+a still image too, its first frame.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-from .image_headers import Damaged
+from .image_headers import Damaged, ImageRefused
 
 _CODED: Final = b"av01"
 _OTHER_ITEMS: Final = {b"Exif", b"mime", b"uri "}
 _SEQUENCE_HEADER: Final = 1
+_TRACKS: Final = b"moov"
 _MAX_ITEMS: Final = 64
 _UNIQUE: Final = {b"meta", b"iinf", b"iloc", b"idat"}
 
@@ -24,7 +26,7 @@ def coded_size(data: bytes) -> tuple[int, int]:
     try:
         boxes = dict(_boxes(data, 0, len(data)))
         start, end = boxes[b"meta"]
-        if b"moov" in boxes:
+        if _TRACKS in boxes:
             raise Damaged
         inner = dict(_boxes(data, start + 4, end))
         coded = _coded_items(data, *inner[b"iinf"])
@@ -41,6 +43,31 @@ def coded_size(data: bytes) -> tuple[int, int]:
     if not sizes:
         raise Damaged
     return max(width for width, _ in sizes), max(height for _, height in sizes)
+
+
+def still_avif(data: bytes) -> bytes:
+    """Return an animated AVIF without its brand and its track, and other data as it is.
+
+    The decoder reads the track of a file with that brand, and otherwise the still image. Raises
+    `ImageRefused` for an animation without a still image.
+    """
+    if data[4:8] != b"ftyp":
+        return data
+    try:
+        boxes = [*_boxes(data, 0, len(data))]
+    except (struct.error, Damaged):
+        return data  # `coded_size` rejects it
+    contents = [content for kind, (content, _) in boxes if kind == _TRACKS]
+    if not contents:
+        return data
+    if b"meta" not in dict(boxes):
+        raise ImageRefused("is an animated AVIF without a still image: convert it to GIF or PNG")
+    still, (start, end) = bytearray(data), boxes[0][1]
+    still[start:end] = still[start:end].replace(b"avis", b"avif")
+    for content in contents:
+        start = still.rindex(_TRACKS, 0, content)
+        still[start : start + len(_TRACKS)] = b"free"
+    return bytes(still)
 
 
 def _boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, tuple[int, int]]]:

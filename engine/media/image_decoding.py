@@ -1,8 +1,8 @@
 """Image decoding: bytes to pixels, within limits that are checked by the header first.
 
-PNG, JPEG, WebP, GIF (its first frame), BMP, TIFF (each page), AVIF, JPEG 2000, ICO (the largest
-image) and the pages of a PDF are supported. Images are rotated by their EXIF data, and transparency
-becomes white, as in transformers and vLLM.
+PNG, JPEG, WebP, GIF, BMP, TIFF (each page), AVIF, JPEG 2000, ICO (the largest image) and pages of a
+PDF are supported. An animation is read as its first frame. Images are rotated by their EXIF data,
+and transparency becomes white, as in transformers and vLLM.
 
 A few bytes can unfold to a gigabyte: `peak_bytes` computes the memory of decoding from the header.
 """
@@ -19,7 +19,7 @@ from io import BytesIO
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from .avif_header import coded_size
+from .avif_header import coded_size, still_avif
 from .codestream import check_codestream
 from .image_headers import (
     Damaged,
@@ -78,6 +78,7 @@ def peak_bytes(data: bytes, *, max_pixels: int, page: int = 0) -> int:
     if is_icon(data):  # which Pillow decodes when it is opened
         width, height = _checked_icon_size(data, max_pixels)
         return width * height * _OTHER_PEAK_BYTES_PER_PIXEL
+    data = still_avif(data)
     with _opened(data, max_pixels, page) as image:
         # Frames of some encoders may be larger than the image, up to powers of two.
         width, height = image.size
@@ -91,7 +92,7 @@ def decode(data: bytes, *, max_pixels: int, page: int = 0) -> Image.Image:
     """Return a page of an image, counted from 0, upright and in RGB; raises `ImageRefused`."""
     if is_pdf(data):
         return render_page(data, page, max_pixels=max_pixels)
-    with _opened(data, max_pixels, page) as image:
+    with _opened(still_avif(data), max_pixels, page) as image:
         image.load()
         _check_size(image.size, max_pixels)
         _turn_upright(image)

@@ -13,6 +13,7 @@ from tidemill.protocol.in_flight import MemoryBudget
 
 from ..heap_trim import trim_heap
 from ..scheduling.images import Fit, ImageForm, ImageSpec, PromptImage
+from ..scheduling.prompt_audio import AudioSpec
 from .image_decoding import decode, peak_bytes
 from .image_headers import ImageRefused
 
@@ -36,7 +37,7 @@ class ResizedImage:
         """Return the number of its placeholder tokens in a prompt."""
         return self.rows * self.columns
 
-    def at(self, start: int, image_spec: ImageSpec) -> PromptImage:
+    def at(self, start: int, image_spec: ImageSpec | AudioSpec) -> PromptImage:
         """Return the image for a prompt whose placeholder tokens begin at `start`."""
         return image_spec.prompt_image(self.pixels, self.digest, start, self.rows, self.columns)
 

@@ -19,6 +19,7 @@ from ..errors import ModelRefused, TransformersRefused, first_line_of
 from ..kernels.backends import fixed_tiles, has_quantised_linear
 from ..kernels.quantised import FP8
 from ..scheduling.images import ImageSpec
+from ..scheduling.prompt_audio import AudioSpec
 from . import native
 from .adapter_parity import check_adapters
 from .adapters.loading import read_adapters
@@ -42,6 +43,7 @@ from .parity.layerwise import LayerReader, layerwise_logits
 from .parity.logits import chunked_logits, parity_tokens
 from .parity_cache import parity_fact, run_once
 from .tensor_parallel import check_tensor_parallel_size
+from .vision import audio_encoder
 from .vision.preprocessor_config import VisionConfig, read_vision_config
 from .weights.checkpoint import Checkpoint, find_checkpoint
 from .weights.quantised.quantization_config import (
@@ -210,7 +212,8 @@ def read_vision(
 
             check_tower(checkpoint, hf_config, vision)
     except UnsupportedConfig as exc:
-        return None, (f"this model is served without images: {exc}",)
+        what = "recordings" if hf_config.raw.get("model_type") == audio_encoder.KIND else "images"
+        return None, (f"this model is served without {what}: {exc}",)
     return vision, ()
 
 
@@ -231,7 +234,7 @@ def _measure_drift(
     return Drift.between(chunked_logits(loaded, token_ids)[0], reference[0])
 
 
-def _sight(settings: EngineConfig, hf_config: HFConfig) -> ImageSpec:
+def _sight(settings: EngineConfig, hf_config: HFConfig) -> ImageSpec | AudioSpec:
     """Return a model's image settings, with the settings' bounds of pixels.
 
     The parity check ignores them: they change the input, not the model.

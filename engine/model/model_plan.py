@@ -63,6 +63,7 @@ class ModelPlan:
     tensor_parallel_sizes: tuple[int, ...] = ()
     takes_adapters: bool = False
     takes_images: bool = False
+    takes_audio: bool = False
     notes: tuple[str, ...] = ()
 
 

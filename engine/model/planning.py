@@ -104,7 +104,8 @@ def _plan_native(settings: EngineConfig, hf_config: HFConfig) -> ModelPlan:
         ),
         tensor_parallel_sizes=_tensor_parallel_sizes(architecture, quantization),
         takes_adapters=FAMILIES[hf_config.model_type].takes_adapters,
-        takes_images=vision is not None,
+        takes_images=vision is not None and not vision.hears,
+        takes_audio=vision is not None and vision.hears,
         notes=(
             *notes,
             *notes_on_ignored(

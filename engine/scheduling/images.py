@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +73,7 @@ class ImageSpec:
         return [*(row * rows)[:-1], end]
 
     def prompt_image(
-        self, pixels: NDArray[np.uint8], digest: bytes, start: int, rows: int, columns: int
+        self, pixels: NDArray[Any], digest: bytes, start: int, rows: int, columns: int
     ) -> PromptImage:
         """Return an image whose tokens in a prompt begin at `start`."""
         has_breaks = self.breaks is not None
@@ -88,9 +88,10 @@ class PromptImage:
 
     Its tokens are stored row by row. If it `is_whole`, one step computes all remaining tokens.
     Images with equal `digest` are the same. If it `has_breaks`, the last column shows nothing.
+    The `pixels` of a recording are its features, `[mels, frames]`.
     """
 
-    pixels: NDArray[np.uint8]
+    pixels: NDArray[Any]
     digest: bytes
     start: int
     rows: int

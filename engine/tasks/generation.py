@@ -23,6 +23,7 @@ from ..model.network.loaded_model import LoadedModel
 from ..model.planning import plan_model
 from ..parallel.leader import make_leader
 from ..parsers.registry import ParserSet, check_parser_names, select_parsers
+from ..scheduling.prompt_audio import AudioSpec
 from ..scheduling.sequence import SequenceRequest, SequenceResult
 from ..storage.hub import find_folder
 from ..structured_output.grammar_backend import GrammarBackend
@@ -113,9 +114,11 @@ def _image_support(
     if model.vision_encoder is None:
         return None, ()
     image_spec = model.vision_encoder.image_spec
+    hears = isinstance(image_spec, AudioSpec)
     marks = {one for one in (image_spec.mark, *image_spec.spelling) if not isinstance(one, str)}
     if unknown := marks - vocabulary.added.keys():
-        note = f"images are disabled for this model: its vocabulary has no token {min(unknown)}"
+        what = "recordings" if hears else "images"
+        note = f"{what} are disabled for this model: its vocabulary has no token {min(unknown)}"
         return None, (note,)
     breaks = tuple(vocabulary.added.get(one) for one in image_spec.breaks or ())
     if breaks not in ((), _BREAKS):

@@ -21,6 +21,7 @@ from ..errors import ModelRefused
 from ..loop.core import EngineCore
 from ..loop.engine import Engine
 from ..scheduling.images import ImageForm, ImageSpec
+from ..scheduling.prompt_audio import AudioSpec
 from ..text.vocabulary import Vocabulary, load_vocabulary, recall_vocabulary
 
 ModelT = TypeVar("ModelT")
@@ -85,9 +86,13 @@ def checked_truncation(config: EngineConfig, max_model_len: int) -> int | None:
     return num_tokens
 
 
-def image_support_of(image_spec: ImageSpec | ImageForm, config: EngineConfig) -> ImageSupport:
-    """Return the image support of a model by the settings."""
+def image_support_of(
+    image_spec: ImageSpec | ImageForm | AudioSpec, config: EngineConfig
+) -> ImageSupport:
+    """Return the support of a model's images, or of its recordings, by the settings."""
     limits = config.images
+    if isinstance(image_spec, AudioSpec):
+        limits = replace(limits, max_bytes=config.fetching.max_bytes)
     fetch = fetch_from(replace(config.fetching, max_bytes=limits.max_bytes), config.read_object)
     return ImageSupport(image_spec, limits, MediaFetcher(fetch, limits.max_bytes))
 

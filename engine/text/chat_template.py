@@ -14,7 +14,7 @@ from jinja2 import TemplateSyntaxError
 from tidemill.protocol.contract import EngineError
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.messages import Message
-from tidemill.protocol.parts import RefusalPart, TextPart
+from tidemill.protocol.parts import AudioPart, InputAudioPart, Part, RefusalPart, TextPart
 from tidemill.protocol.sandbox import Sandbox, TemplateEndless, strftime_at
 from tidemill.protocol.tools import ToolCall
 from tidemill.protocol.validation import printable, short_repr
@@ -122,13 +122,8 @@ class ChatTemplate:
         content: object = _PART_SEPARATOR.join(texts)
         if self._takes_parts:
             content = [{"type": "text", "text": text} for text in texts]
-        if isinstance(message.content, list) and message.images():
-            content = [
-                {"type": "text", "text": part.text}
-                if isinstance(part, (TextPart, RefusalPart))
-                else {"type": "image"}
-                for part in message.content
-            ]
+        if isinstance(message.content, list) and message.media():
+            content = [_part_as_template_reads(part) for part in message.content]
         role = message.role
         if role == "developer" and not self._knows_developer:
             role = "system"
@@ -196,6 +191,15 @@ class ChatTemplate:
             if _PROBE in text:
                 return takes_parts, False
         return False, leaves_messages_out
+
+
+def _part_as_template_reads(part: Part) -> dict[str, Any]:
+    """Return a part; templates know a recording by its type or by its field."""
+    if isinstance(part, TextPart | RefusalPart):
+        return {"type": "text", "text": part.text}
+    if isinstance(part, AudioPart | InputAudioPart):
+        return {"type": "audio", "audio": ""}
+    return {"type": "image"}
 
 
 def _own_template(template: Any) -> str:

@@ -295,7 +295,8 @@ def _fetch_limits(options: EngineOptions) -> FetchLimits:
 def _image_limits(options: EngineOptions) -> ImageLimits:
     from tidemill.engine.config import ImageLimits
 
-    given = {"max_per_prompt": json.loads(options.limit_mm_per_prompt or "{}").get("image")}
+    counts = json.loads(options.limit_mm_per_prompt or "{}")
+    given = {"max_per_prompt": counts.get("image"), "max_recordings": counts.get("audio")}
     given["max_pixels"] = options.max_image_pixels
     if options.max_image_mb is not None:
         given["max_bytes"] = options.max_image_mb * 2**20

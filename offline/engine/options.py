@@ -315,7 +315,8 @@ def _add_media_flags(parser: argparse.ArgumentParser) -> None:
         "--limit-mm-per-prompt",
         type=_limits,
         metavar="JSON",
-        help="""limit the images per request, such as '{"image": 4}' (default: 16)""",
+        help="""limit the images or recordings per request: '{"image": 4, "audio": 2}'
+        (default: 16)""",
     )
     add(
         "--mm-processor-kwargs",
@@ -331,16 +332,19 @@ def _add_media_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _limits(text: str) -> str:
-    """Convert vLLM's `--limit-mm-per-prompt` to JSON; only the image limit is used here."""
+    """Convert vLLM's `--limit-mm-per-prompt` to JSON; those of images and audio are used here."""
+    counts: dict[str, object] = {}
     try:
         limits = json.loads(text) if text.lstrip().startswith("{") else _pairs(text)
-        limit = limits.get("image")
-        count = limit.get("count") if isinstance(limit, dict) else limit
+        for medium in ("image", "audio"):
+            limit = limits.get(medium)
+            counts[medium] = limit.get("count") if isinstance(limit, dict) else limit
     except (ValueError, AttributeError, RecursionError):
-        count = -1
-    if count is not None and (type(count) is not int or count < 0):
+        counts["image"] = -1
+    given = {medium: count for medium, count in counts.items() if count is not None}
+    if any(type(count) is not int or count < 0 for count in given.values()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a valid limit: use '{{\"image\": 4}}'")
-    return json.dumps({} if count is None else {"image": count})
+    return json.dumps(given)
 
 
 def _pairs(text: str) -> dict[str, int]:

@@ -35,7 +35,7 @@ from tidemill.engine.tasks.generation import GenerationTask, endpoints_without_w
 from tidemill.protocol.contract import EngineError
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.fetched_urls import has_decision_images
-from tidemill.protocol.messages import has_images
+from tidemill.protocol.messages import has_media
 from tidemill.protocol.requests import check_request
 from tidemill.protocol.routes import DECISIONS, ENDPOINTS, SYSTEM_ONE
 
@@ -144,7 +144,7 @@ def count_prompt_tokens(
             continue
         try:
             # The number of tokens of images depends on unknown sizes.
-            if has_images(body) or ("questions" in body and has_decision_images(body)):
+            if has_media(body) or ("questions" in body and has_decision_images(body)):
                 constraints.check(request)
                 continue
             endpoint = table.find(line.url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -177,7 +178,8 @@ def test_objects_outside_the_tenants_media_are_errors() -> None:
         "s3://mine",
         "https://x.com/s3:/a",
     ]
-    parts = [[{"type": "image_url", "image_url": {"url": url}}] for url in urls]
+    kinds = cycle(["image_url", "audio_url"])
+    parts = [[{"type": kind, kind: {"url": url}}] for kind, url in zip(kinds, urls, strict=False)]
     lines: list[Any] = [
         request(body={"model": "m", "messages": [{"role": "user", "content": each}]})
         for each in parts

@@ -132,6 +132,26 @@ def test_only_an_inline_recording_is_played() -> None:
         assert bool(view.audio) is is_played
 
 
+@pytest.mark.parametrize(
+    ("part", "audio"),
+    [
+        (
+            {"type": "input_audio", "input_audio": {"data": "AA==", "format": "mp3"}},
+            "data:audio/mp3;base64,AA==",
+        ),
+        ({"type": "audio_url", "audio_url": {"url": "data:audio/ogg;base64,AA=="}}, None),
+        ({"type": "audio_url", "audio_url": {"url": "https://x.test/a.wav"}}, ""),
+        ({"type": "input_audio", "input_audio": 5}, ""),
+    ],
+)
+def test_an_inline_recording_of_a_chat_is_played(part: Any, audio: str | None) -> None:
+    """It is the first one of the conversation."""
+    messages = [{"role": "system", "content": "Hm."}, {"role": "user", "content": [part]}]
+    line = json.dumps({"url": "/v1/chat/completions", "body": {"messages": messages}}).encode()
+    expected = part["audio_url"]["url"] if audio is None else audio
+    assert row_view(1, row_of(chat("x")), line, is_full=True).audio == expected
+
+
 def test_long_texts_are_cut_in_a_list_only() -> None:
     """The list says how many characters are missing."""
     row = row_of(chat("x" * 5000))

@@ -10,13 +10,14 @@ import pytest
 from tests.net.inside import ADDRESSES
 from tidemill.protocol.chat import ChatCompletionRequest
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.messages import has_images
+from tidemill.protocol.messages import has_media
 from tidemill.protocol.page_ranges import page_ranges
 from tidemill.protocol.requests import check_request, read_body
 from tidemill.protocol.urls import MAX_INLINE_BYTES
 
 URL = "/v1/chat/completions"
 DATA = "data:image/png;base64,AAAA"
+URL_OF_AUDIO = "https://files.example.com/a.wav"
 
 
 def body(*parts: Any) -> dict[str, Any]:
@@ -41,13 +42,26 @@ def fault(*parts: Any) -> tuple[str | None, str]:
     return caught.value.param, caught.value.message
 
 
+def test_recordings_are_data_or_a_url() -> None:
+    """OpenAI's form has data, vLLM's a URL, also as the part's own field."""
+    parts = [
+        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "mp3"}},
+        {"type": "audio_url", "audio_url": {"url": URL_OF_AUDIO}},
+        {"type": "audio_url", "audio_url": URL_OF_AUDIO},
+    ]
+    [message] = read_body(ChatCompletionRequest, body(*parts)).messages
+    inline = "data:;base64,AAAA"
+    assert [part.url for _, part in message.media()] == [inline, URL_OF_AUDIO, URL_OF_AUDIO]
+    assert all(has_media(body(part)) for part in parts)
+
+
 def test_images_have_their_index_among_texts() -> None:
     """A URL may be given directly; the texts leave images out."""
     plain = {"type": "image_url", "image_url": "https://files.example.com/a.png"}
     parts = [image(), {"type": "text", "text": "a"}, plain, {"type": "text", "text": "b"}]
     [message] = read_body(ChatCompletionRequest, body(*parts)).messages
     assert message.texts() == ["a", "b"]
-    assert [(place, part.image_url.url) for place, part in message.images()] == [
+    assert [(place, part.image_url.url) for place, part in message.media()] == [
         (0, DATA),
         (2, "https://files.example.com/a.png"),
     ]
@@ -59,12 +73,12 @@ def test_a_detail_is_accepted(detail: str | None) -> None:
     check_request(URL, body(image(detail=detail)), None)
 
 
-@pytest.mark.parametrize("kind", ["video_url", "input_audio", "audio_url", "input_file", ""])
+@pytest.mark.parametrize("kind", ["video_url", "input_file", ""])
 def test_parts_of_other_types_are_refused_by_name(kind: str) -> None:
     """The message lists the supported types and no other errors."""
     param, words = fault({"type": kind, kind: {"url": DATA}})
     assert param == "messages.0.content.0.type"
-    assert "must be 'text', 'image_url' or 'file'" in words
+    assert "must be 'text', 'image_url', 'input_audio', 'audio_url' or 'file'" in words
     assert "also invalid" not in words
 
 
@@ -102,6 +116,14 @@ def test_parts_of_other_types_are_refused_by_name(kind: str) -> None:
         ({"type": 5}, "type"),
         ({"text": "a"}, "type"),
         ("a", ""),
+        ({"type": "input_audio"}, "input_audio"),
+        ({"type": "input_audio", "input_audio": {"format": "wav"}}, "input_audio.data"),
+        ({"type": "input_audio", "input_audio": {"data": URL_OF_AUDIO}}, "input_audio.data"),
+        (
+            {"type": "input_audio", "input_audio": {"data": "AAAA", "format": 3}},
+            "input_audio.format",
+        ),
+        ({"type": "audio_url", "audio_url": {"url": "file:///a.wav"}}, "audio_url.url"),
     ],
 )
 def test_an_invalid_image_is_reported(part: Any, param: str) -> None:
@@ -137,7 +159,7 @@ def test_inline_images_are_limited() -> None:
 )
 def test_images_are_detected_in_any_body(content: Any, *, expected: bool) -> None:
     """The body may be valid or not."""
-    assert has_images(content) is expected
+    assert has_media(content) is expected
 
 
 def test_pages_of_a_document_are_selected_in_order() -> None:
@@ -147,9 +169,9 @@ def test_pages_of_a_document_are_selected_in_order() -> None:
         document(file_url="s3://bucket/a.pdf"),
     ]
     [message] = read_body(ChatCompletionRequest, body(*parts)).messages
-    assert [(part.url, part.pages) for _, part in message.images()] == [
+    assert [(part.url, part.pages) for _, part in message.media()] == [
         (DATA, "7, 1-3"),
         ("s3://bucket/a.pdf", None),
     ]
     assert [*map(list, page_ranges("7, 1-3,2"))] == [[7], [1, 2, 3], [2]]
-    assert has_images(body(parts[0]))
+    assert has_media(body(parts[0]))

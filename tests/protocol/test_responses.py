@@ -223,7 +223,7 @@ def test_parts_of_joined_items_have_their_own_places() -> None:
         with pytest.raises(RequestError) as caught, request.own_names():
             raise RequestError(f"`{chat}` is wrong.", param=chat)
         assert (caught.value.param, caught.value.message) == (own, f"`{own}` is wrong.")
-    assert request.images() == [("input.4.output.0", IMAGE["image_url"], None, False)]
+    assert request.images() == [("input.4.output.0", IMAGE["image_url"], None, False, False)]
     assert parsed(input=[{"role": "user", "content": "x" * 9}]).images() == []
 
 
@@ -234,6 +234,6 @@ def test_a_file_is_a_document_of_the_chat() -> None:
     request = parsed(
         input=[{"role": "user", "content": [part, {"type": "input_text", "text": "?"}]}]
     )
-    assert request.images() == [("input.0.content.0", url, "2-3", True)]
-    [(place, document)] = request.chat.messages[0].images()
+    assert request.images() == [("input.0.content.0", url, "2-3", True, False)]
+    [(place, document)] = request.chat.messages[0].media()
     assert (place, document.url, document.pages) == (0, url, "2-3")

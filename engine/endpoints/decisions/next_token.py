@@ -36,7 +36,7 @@ from .orders import decision_seed, mean_answers
 from .prompts import DecisionPrompts, Read
 
 if TYPE_CHECKING:
-    from ...media.image_resize import ResizedImage
+    from ..image_inputs import PreparedImage
 
 # Beginnings of labels that are left out have this share of the labels' mass at most, together.
 _NEGLIGIBLE = 1e-7
@@ -118,11 +118,11 @@ class NextTokenReader:
         param: str,
         metadata: RequestMetadata,
         body: Mapping[str, Any],
-    ) -> tuple[list[str], list[list[ResizedImage]], int]:
+    ) -> tuple[list[str], list[list[PreparedImage]], int]:
         """Return the text and the images of each read's prompt, and the bytes of all images."""
         questions = decision.parsed_questions
         texts, num_chars = list[str](), 0
-        images: list[list[ResizedImage]] = []
+        images: list[list[PreparedImage]] = []
         decoded: DecodedImages = {}
         shared: list[Part] | None = None
         for read, content in zip(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from ...kernels.layer_groups import LayerGroup, group_layers
 from ...kernels.recurrence import RecurrentShape
 from ...kernels.step import Step
 from ...scheduling.images import ImageSpec
+from ...scheduling.prompt_audio import AudioSpec
 
 T = TypeVar("T")
 
@@ -66,7 +67,7 @@ class NetworkWithHead(Network, Protocol):
 class VisionTower(Protocol):
     """Vision encoder's network: computes image embeddings that replace those of tokens."""
 
-    def encode(self, pixels: NDArray[np.uint8]) -> Tensor:
+    def encode(self, pixels: NDArray[Any]) -> Tensor:
         """Return an image's vectors: `[H, W, 3]` → `[tokens, (1 + D) · H]`, of the network's dtype.
 
         D is described in `Step.shown`. They depend on nothing else.
@@ -74,9 +75,9 @@ class VisionTower(Protocol):
 
 
 class VisionEncoder(NamedTuple):
-    """A model's image preprocessing and its vision tower."""
+    """A model's image preprocessing and its vision tower, or those of recordings."""
 
-    image_spec: ImageSpec
+    image_spec: ImageSpec | AudioSpec
     tower: VisionTower
 
 

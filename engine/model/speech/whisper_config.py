@@ -6,15 +6,14 @@ refused by name.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from ...errors import ModelRefused, first_line_of
+from ...errors import ModelRefused
 from ...scheduling.speech import FeatureSettings, Hearing, Task
-from ...storage.hub import find_file
+from ..config.feature_settings import read_features, read_json
 from ..config.hf_config import (
     CONFIG,
     MAX_LAYERS,
@@ -28,8 +27,6 @@ from .architecture import SpeechArchitecture, WhisperTokens
 
 KIND = "whisper"
 GENERATION = "generation_config.json"
-# Where transformers 5 and older versions keep the feature extractor's settings.
-PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 _LANGUAGE = re.compile(r"^<\|(.+)\|>$")
 
 
@@ -111,7 +108,7 @@ def _steering(
     name: str, config: Mapping[str, Any], architecture: SpeechArchitecture
 ) -> WhisperTokens:
     """Return the tokens of the generation config; the config supplies what it leaves out."""
-    generation = _json(name, GENERATION)
+    generation = read_json(name, GENERATION)
     merged = {**config, **{key: value for key, value in generation.items() if value is not None}}
     where = f"{name}: {GENERATION if generation else CONFIG}"
     ids = _Ids(where, merged, architecture.vocab_size)
@@ -221,40 +218,4 @@ def _whole(where: str, fields: Mapping[str, Any], key: str) -> int | None:
 
 
 def _features(name: str, architecture: SpeechArchitecture) -> FeatureSettings:
-    """Return the settings of audio features, which must match the encoder."""
-    raw = _json(name, PREPROCESSOR) or _json(name, PROCESSOR).get("feature_extractor") or {}
-    fields = ConfigFields(f"{name}: {PREPROCESSOR}", raw)
-    mels, frames = architecture.num_mels, architecture.window_frames
-    rate, hop = fields.count("sampling_rate", 16_000), fields.count("hop_length", 160)
-    if fields.count("feature_size", mels) != mels:
-        raise ModelRefused(
-            f"{name}: {PREPROCESSOR} has feature_size {raw['feature_size']}, but {CONFIG} has "
-            f"num_mel_bins {mels}: one of the two belongs to another model."
-        )
-    seconds = fields.count("chunk_length", max(1, frames * hop // rate))
-    if seconds * rate // hop != frames:
-        raise ModelRefused(
-            f"{name}: {PREPROCESSOR} has windows of {seconds} s, which are "
-            f"{seconds * rate // hop} frames, but {CONFIG} has max_source_positions "
-            f"{architecture.max_source_positions}, which needs {frames}: one of the two belongs to "
-            "another model."
-        )
-    window = fields.count("n_fft", 400)
-    if not hop <= window <= rate:  # samples between two windows would be lost
-        raise UnsupportedConfig(
-            f"{fields.where} has unsupported n_fft {window} with hop {hop} at {rate} samples per "
-            "second"
-        )
-    return FeatureSettings(mels, rate, window, hop, frames)
-
-
-def _json(name: str, file: str) -> dict[str, Any]:
-    """Return the object in a file of the model; an empty one if there is no such file."""
-    try:
-        path = find_file(name, file)
-        content = {} if path is None else json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as exc:
-        raise ModelRefused(f"{name}: {file} cannot be read: {first_line_of(exc)}") from exc
-    if not isinstance(content, dict):
-        raise ModelRefused(f"{name}: {file} is not a JSON object.")
-    return content
+    return read_features(name, architecture.num_mels, architecture.max_source_positions)

@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import ModelRefused
+from ...media.recording_features import recording_of
 from ...scheduling.images import ImageSpec, PromptImage
+from ...scheduling.prompt_audio import AudioSpec
 from ..config.hf_config import HFConfig
 from ..hf.dequantize import dequantised_copy
 from ..hf.model import cut_layers, read_config, remove_quantization
@@ -19,23 +22,40 @@ from ..hf.pretrained import class_of, from_pretrained, from_state
 from ..parity.logits import compared_rows, logits_or_none, round_parameters
 from ..weights.checkpoint import Checkpoint
 from ..weights.sanity import check_finite
+from . import audio_encoder
 from .tower import is_tower, stored_tower
 
 # Tokens of a check before its image, and the image's approximate size.
 _BEFORE, _SIZE = 8, (72, 120)
+# Seconds of a recording, an uneven number of frames.
+_SECONDS = 0.61
 
 
-def with_image(token_ids: Tensor, image_spec: ImageSpec) -> tuple[Tensor, PromptImage]:
-    """Return tokens `[t]` with an image of noise, in a size that needs no resizing."""
-    height, width, rows, columns = image_spec.sizes.fit(*_SIZE)
+def with_image(token_ids: Tensor, image_spec: ImageSpec | AudioSpec) -> tuple[Tensor, PromptImage]:
+    """Return tokens `[t]` with an image of noise, in a size that needs no resizing.
+
+    For a model that hears it is a recording of noise.
+    """
     rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+    pixels: NDArray[Any]
+    if isinstance(image_spec, AudioSpec):
+        recording = recording_of(_noise(image_spec), image_spec)
+        rows, columns, pixels = recording.rows, recording.columns, recording.pixels
+    else:
+        height, width, rows, columns = image_spec.sizes.fit(*_SIZE)
+        pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
     others = torch.where(
         token_ids == image_spec.token, token_ids[token_ids != image_spec.token][0], token_ids
     )
     image = torch.tensor(image_spec.placeholders(rows, columns))
     prompt_image = image_spec.prompt_image(pixels, b"proof", _BEFORE, rows, columns)
     return torch.cat([others[:_BEFORE], image, others[_BEFORE:]]), prompt_image
+
+
+def _noise(audio_spec: AudioSpec) -> NDArray[np.float32]:
+    """Return the samples of the check's recording."""
+    count = int(min(_SECONDS, audio_spec.max_seconds / 2) * audio_spec.features.sampling_rate)
+    return np.random.default_rng(0).standard_normal(count, np.float32) / 10
 
 
 @torch.inference_mode()
@@ -61,7 +81,11 @@ def eager_logits(
     if missing:
         raise ModelRefused(f"{checkpoint.name}: its weights lack {min(missing)}.")
     ids = token_ids.to(device)[None]
-    images = _images(checkpoint, len(token_ids), prompt_images, device) if prompt_images else {}
+    images: dict[str, Tensor] = {}
+    if prompt_images and hf_config.raw.get("model_type") == audio_encoder.KIND:
+        images = _recording(checkpoint, audio_encoder.read_audio_spec(hf_config), device)
+    elif prompt_images:
+        images = _images(checkpoint, len(token_ids), prompt_images, device)
     rows = torch.from_numpy(compared_rows(len(token_ids))).to(device)
 
     def run() -> Tensor:
@@ -103,6 +127,25 @@ def _images(
     return inputs
 
 
+def _recording(
+    checkpoint: Checkpoint, audio_spec: AudioSpec, device: torch.device
+) -> dict[str, Tensor]:
+    """Return the class's input for the recording of `with_image`, by its own feature extractor."""
+    from transformers import AutoFeatureExtractor
+
+    extractor = AutoFeatureExtractor.from_pretrained(checkpoint.folder, trust_remote_code=False)
+    inputs = extractor(
+        _noise(audio_spec),
+        sampling_rate=audio_spec.features.sampling_rate,
+        return_attention_mask=True,
+        return_tensors="pt",
+    )
+    return {
+        "input_features": inputs["input_features"].to(device),
+        "feature_attention_mask": inputs["attention_mask"].to(device),
+    }
+
+
 def _module(
     checkpoint: Checkpoint,
     hf_config: HFConfig,
@@ -110,15 +153,15 @@ def _module(
     num_layers: int | None,
 ) -> tuple[Any, set[str]]:
     """Return transformers' class, and its parameters that are not stored."""
-    from transformers import AutoModelForImageTextToText
+    from transformers import AutoModelForMultimodalLM
 
     config = read_config(hf_config)
     if num_layers is not None:
         cut_layers(config.text_config, num_layers)
-        vision = config.vision_config
+        vision = getattr(config, "vision_config", None)
         if getattr(vision, "deepstack_visual_indexes", None):  # each is added before one layer
             vision.deepstack_visual_indexes = vision.deepstack_visual_indexes[: num_layers - 1]
-    auto_class, dtype = AutoModelForImageTextToText, torch.float32
+    auto_class, dtype = AutoModelForMultimodalLM, torch.float32
     if checkpoint.quantization is None:
         module, found = from_pretrained(
             auto_class, checkpoint, config, dtype, device, attention="eager"

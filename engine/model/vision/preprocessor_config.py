@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from ...errors import first_line_of
 from ...scheduling.images import Fit, ImageForm, ImageSizing, ImageSpec
+from ...scheduling.prompt_audio import AudioSpec
 from ...storage.hub import find_file
 from ..config.hf_config import ConfigFields, HFConfig, UnsupportedConfig
+from . import audio_encoder
 
 _PREPARATION, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
 # Fields that do not affect how an image is prepared.
@@ -120,12 +122,18 @@ class TowerImages(NamedTuple):
 class VisionConfig:
     """Image preprocessing of a multimodal model, whose `model_type` is `kind`.
 
-    `shades [3, 256]` are the levels of each channel after normalisation.
+    `shades [3, 256]` are the levels of each channel after normalisation. A model that hears has
+    the settings of recordings in their place.
     """
 
     kind: str
-    image_spec: ImageSpec
+    image_spec: ImageSpec | AudioSpec
     shades: NDArray[np.float32]
+
+    @property
+    def hears(self) -> bool:
+        """Return whether the model accepts recordings, not images."""
+        return isinstance(self.image_spec, AudioSpec)
 
 
 def read_vision_config(
@@ -135,9 +143,12 @@ def read_vision_config(
 
     `otherwise` overrides the fields of its preprocessor config.
     """
+    kind = str(hf_config.raw.get("model_type"))
+    if kind == audio_encoder.KIND and "audio_config" in hf_config.raw:
+        audio_spec = audio_encoder.read_audio_spec(hf_config, otherwise)
+        return VisionConfig(kind, audio_spec, np.empty((0, 256), np.float32))
     if "vision_config" not in hf_config.raw:
         return None
-    kind = str(hf_config.raw.get("model_type"))
     reader = _READERS.get(kind)
     if reader is None:
         raise UnsupportedConfig(f"images of {kind!r} are not supported")

@@ -1,4 +1,4 @@
-"""Vision encoders (towers): transformers' modules, with a checkpoint's weights.
+"""Vision and audio encoders (towers): transformers' modules, with a checkpoint's weights.
 
 A tower's input is bit-identical to the output of transformers' image processor.
 """
@@ -22,13 +22,15 @@ from ..weights.checkpoint import FLOATS, Checkpoint, check_count
 from ..weights.quantised.loading import names_of, plan_loading
 from ..weights.weight_parts import Weight, whole
 from ..weights.weights import StoredTensor, fill_weights, find_stored, missing_from
+from .audio_encoder import KIND, AudioEncoder, TransformersAudioTower
 from .preprocessor_config import VisionConfig
 
 # Old and new names of towers' parts in checkpoints, and their names here.
 _RENAMED = {
-    r"^model\.(?=visual\.|vision_tower\.|multi_modal_projector\.)": "",
+    r"^model\.(?=visual\.|vision_tower\.|audio_tower\.|multi_modal_projector\.)": "",
     r"^vision_tower\.(vision_model\.)?": "tower.",
     r"^visual\.": "tower.",
+    r"^audio_tower\.": "tower.",
     r"^multi_modal_projector\.": "projector.",
 }
 
@@ -39,13 +41,15 @@ def load_tower(
     vision: VisionConfig,
     dtype: torch.dtype,
     device: torch.device,
-) -> TransformersVisionTower:
+) -> TransformersVisionTower | TransformersAudioTower:
     """Return the tower of a multimodal model, whose weights were found before."""
     wanted, stored = _weights(checkpoint, hf_config, vision)
     tower = _TOWERS[vision.kind](read_config(hf_config)).to(device)
     weights = fill_weights(checkpoint.name, wanted, stored, dtype, device)
     tower.load_state_dict(weights, strict=False, assign=True)
     tower.eval().requires_grad_(requires_grad=False)
+    if vision.hears:
+        return TransformersAudioTower(tower, dtype, device)
     return TransformersVisionTower(tower, vision, dtype, device)
 
 
@@ -79,20 +83,24 @@ def _weights(
     check_count(checkpoint, sum(weight.numel() for weight in tower.parameters()))
     names = names_of(checkpoint.quantization, wanted)
     stored = find_stored(checkpoint.files, wanted, *names, renamed=_RENAMED, base="tower")
-    _check_unquantised(checkpoint, wanted, stored)
+    part = "audio encoder" if vision.hears else "vision tower"
+    _check_unquantised(checkpoint, wanted, stored, part)
     lost = missing_from(stored, wanted)
     if lost:
-        raise UnsupportedConfig(f"its vision tower lacks the weights {min(lost)}")
+        raise UnsupportedConfig(f"its {part} lacks the weights {min(lost)}")
     for weight in wanted:
         if stored[weight.role].shape != weight.shape:
             raise UnsupportedConfig(
-                f"{weight.role} of its vision tower does not have the shape in its config"
+                f"{weight.role} of its {part} does not have the shape in its config"
             )
     return wanted, stored
 
 
 def _check_unquantised(
-    checkpoint: Checkpoint, wanted: Sequence[Weight], stored: Mapping[str, StoredTensor]
+    checkpoint: Checkpoint,
+    wanted: Sequence[Weight],
+    stored: Mapping[str, StoredTensor],
+    part: str,
 ) -> None:
     """Refuse to understand a tower of quantised weights: its modules support only plain ones."""
     plan = plan_loading(checkpoint.name, checkpoint.quantization, wanted, stored)
@@ -103,7 +111,7 @@ def _check_unquantised(
         places = {(tensor.file, tensor.start) for tensor in quantised}
         as_stored = find_stored(checkpoint.files, ()).items()
         key = min(key for key, tensor in as_stored if (tensor.file, tensor.start) in places)
-        raise UnsupportedConfig(f"{key} of its vision tower is quantised")
+        raise UnsupportedConfig(f"{key} of its {part} is quantised")
 
 
 def is_tower(key: str) -> bool:
@@ -204,6 +212,7 @@ class _Merged(nn.Module):
 _TOWERS = {
     "gemma3": _Projected,
     "mistral3": _Merged,
+    KIND: AudioEncoder,
     "qwen2_vl": _Squares,
     "qwen2_5_vl": _Squares,
     "qwen3_vl": _Squares,

@@ -14,6 +14,8 @@ from tidemill.batch.table.cells import NoText
 from tidemill.batch.table.errors import RecipeError
 from tidemill.batch.table.recipe import parse_recipe
 from tidemill.batch.table.request_template import RequestTemplate
+from tidemill.protocol.chat import ChatCompletionRequest
+from tidemill.protocol.requests import read_body
 
 COLUMNS = ("id", "text", "my tags", "stars", "dict")
 
@@ -55,6 +57,21 @@ def rendered(template: str, cell: Any, **given: Any) -> list[Any]:
 def test_cells_are_rendered_in_templates(template: str, cell: Any, expected: Any) -> None:
     """Text in a cell is never a template; a lone list or struct is a value of the body."""
     assert rendered(template, cell) == [expected]
+
+
+def test_a_column_of_recordings_is_a_part_of_a_message() -> None:
+    """Templates are in the strings of its fields, at any depth."""
+    parts = [
+        {"type": "audio_url", "audio_url": {"url": "{{ text }}"}},
+        {"type": "text", "text": "Are {{ stars }} speaking?"},
+    ]
+    recipe = parse_recipe({"messages": [{"role": "user", "content": parts}]})
+    cells = {"text": ["s3://mine/media/default/1.wav"], "stars": [3]}
+    made = RequestTemplate(recipe, ("text", "stars"))
+    [line] = [parse_line(RawLine(1, line)) for line in made.lines(cells, 1, 1)]
+    message = read_body(ChatCompletionRequest, line.body).messages[0]
+    assert [part.url for _, part in message.media()] == cells["text"]
+    assert message.texts() == ["Are 3 speaking?"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -112,7 +115,7 @@ def test_each_step_is_launched_before_the_tokens_of_the_previous_one_arrive(
 def test_features_are_computed_in_threads_before_they_are_needed(
     model: LoadedSpeech, expected: list[SpeechResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only those of the first windows are not, and each recording has its features once."""
+    """No step computes them, and each recording has its features once."""
     features, threads = FeatureExtractor.features, []
 
     def recorded(own: FeatureExtractor, samples: NDArray[np.float32]) -> Tensor:
@@ -123,7 +126,40 @@ def test_features_are_computed_in_threads_before_they_are_needed(
     recordings = run(work_over(model, num_slots=2, steps_ahead=1), *REQUESTS)
     assert [one.result() for one in recordings] == expected
     assert len(threads) == len(REQUESTS)
-    assert threads.count(threading.get_ident()) == 2
+    assert threading.get_ident() not in threads
+
+
+class _Late(Future[Tensor]):
+    """Features that no step may wait for."""
+
+    def result(self, timeout: float | None = None) -> Tensor:
+        """Return the features, which must be there."""
+        assert self.done()
+        return super().result(timeout)
+
+
+def test_a_long_recording_does_not_keep_others_waiting(
+    model: LoadedSpeech, expected: list[SpeechResult]
+) -> None:
+    """The others finish while its features are computed."""
+    late, own = _Late(), FeatureExtractor(model.description.features)
+
+    def submit(call: Callable[[NDArray[np.float32]], Tensor], samples: NDArray[np.float32]) -> Any:
+        if samples is REQUESTS[1].samples:
+            return late
+        early = Future[Tensor]()
+        early.set_result(call(samples))
+        return early
+
+    work: Any = work_over(model, steps_ahead=1)
+    work._threads = SimpleNamespace(submit=submit)
+    recordings = [work.add(request) for request in (REQUESTS[1], REQUESTS[0], REQUESTS[3])]
+    while not all(one.is_over for one in recordings[1:]):
+        assert work.step() is not None
+    late.set_result(own.features(REQUESTS[1].samples))
+    while work.step() is not None:
+        pass
+    assert [one.result() for one in recordings] == [expected[1], expected[0], expected[3]]
 
 
 def test_a_penalty_waits_for_its_text(

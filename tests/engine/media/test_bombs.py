@@ -152,9 +152,22 @@ def test_the_coded_size_of_an_avif_is_its_own(mode: str) -> None:
     assert peak_bytes(data, max_pixels=_ROOMY) == 301 * 70 * 24
 
 
-def test_an_animated_avif_is_refused() -> None:
-    """Its frames are in a track."""
+def animated_avif() -> bytearray:
+    """Return an animation of three frames; the first is black."""
     frames = [Image.new("RGB", (8, 8), (20 * i, 0, 0)) for i in range(3)]
-    data = encoded(frames[0], "AVIF", save_all=True, append_images=frames[1:])
-    with pytest.raises(ImageRefused, match="kind of AVIF"):
+    return encoded(frames[0], "AVIF", save_all=True, append_images=frames[1:])
+
+
+def test_the_track_of_an_animated_avif_is_not_read() -> None:
+    """A damaged track does not matter, because the decoder gets only the still image."""
+    data = animated_avif()
+    start = data.index(b"moov")
+    data[start + 4 : data.index(b"mdat") - 4] = b"\xff" * (data.index(b"mdat") - 8 - start)
+    assert decode(bytes(data), max_pixels=_ROOMY).getpixel((0, 0)) == (0, 0, 0)
+
+
+def test_an_animated_avif_without_a_still_image_is_refused() -> None:
+    """The error names its kind."""
+    data = animated_avif().replace(b"meta", b"free", 1)
+    with pytest.raises(ImageRefused, match="an animated AVIF without a still image: convert"):
         decode(bytes(data), max_pixels=_ROOMY)

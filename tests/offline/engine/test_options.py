@@ -178,16 +178,21 @@ def test_bounds_of_images_reach_the_engine(tmp_path: Path) -> None:
         ('{"image": {"count": 0, "width": 512}}', 0),
         ("image=3,video=2", 3),
         ('{"video": 1}', ImageLimits().max_per_prompt),
+        ('{"image": 2, "audio": {"count": 16}}', 2),
     ):
         config = engine_config(parsed([*model, "--limit-mm-per-prompt", limits]))
         assert config.images == ImageLimits(max_per_prompt=count)
+    config = engine_config(parsed([*model, "--limit-mm-per-prompt", "audio=3"]))
+    assert config.images == ImageLimits(max_recordings=3)
     typed = '--max-image-mb 3 --max-image-pixels 1000 --mm-processor-kwargs {"max_pixels":9}'
     config = engine_config(parsed([*model, *typed.split()]))
     assert config.mm_processor_kwargs == {"max_pixels": 9}
     assert config.images == ImageLimits(max_bytes=3 * 2**20, max_pixels=1000)
 
 
-@pytest.mark.parametrize("typed", ['{"image": -1}', '{"image": "4"}', "{", "4", "image=x", ""])
+@pytest.mark.parametrize(
+    "typed", ['{"image": -1}', '{"audio": -1}', '{"image": "4"}', "{", "4", "image=x", ""]
+)
 def test_an_invalid_image_limit_is_refused(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The error shows the valid form."""
     with pytest.raises(SystemExit):

@@ -112,7 +112,9 @@ def fetched_by_engine(kind: str, body: dict[str, Any]) -> list[str]:
     """Return the URLs that an engine fetches for a body."""
     recorder = Recorder()
     inputs = ImageInputs(cast("Any", None), None)
-    support = SimpleNamespace(limits=ImageLimits(), fetcher=recorder)
+    support = SimpleNamespace(
+        limits=ImageLimits(), fetcher=recorder, image_spec=None, max_per_prompt=16
+    )
     inputs._image_support = cast("Any", support)
 
     async def fetch() -> None:
