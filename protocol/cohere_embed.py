@@ -143,7 +143,7 @@ class CohereEmbedRequest(BaseModel):
         cut = None if self.max_tokens is None else min(self.max_tokens, max_model_len)
         kind = _WholeTexts if self.truncate == "NONE" else EmbeddingRequest
         return kind(
-            input=self.joined_texts or ["-"],  # which nothing reads if there are only images
+            input=[*(self.joined_texts or ["-"])],  # unread if there are only images
             dimensions=self.output_dimension,
             prompt_name=self._prompt_name(prompts),
             truncate_prompt_tokens=None if self.truncate == "NONE" else cut or default_cut,

@@ -60,14 +60,14 @@ class ImagePatches(NamedTuple):
     has_class_token: bool
 
     @property
-    def count(self) -> int:
+    def num_patches(self) -> int:
         """Return the number of patches of an image."""
         return (self.side // self.patch) ** 2
 
     @property
     def num_tokens(self) -> int:
         """Return the number of tokens of an image."""
-        return self.count + self.has_class_token
+        return self.num_patches + self.has_class_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ def _images(
     side, patch = fields.count("image_size"), fields.count("patch_size")
     fields.allow("num_channels", 3)
     patches = ImagePatches(side, patch, has_class_token)
-    if not 0 < patches.count <= _MOST_PATCHES:
+    if not 0 < patches.num_patches <= _MOST_PATCHES:
         raise UnsupportedConfig(f"its images of {side} pixels cannot have patches of {patch}")
     names = _names("vision_model", position_embeddings="embeddings.position_embedding")
     names = replace(names, final_norm="post_layernorm")
