@@ -44,7 +44,7 @@ def open_writer(file: IO[bytes], schema: pa.Schema, form: TableFormat) -> TableW
             return JsonWriter(file)
 
 
-class _GroupWriter(pq.ParquetWriter):
+class _GroupWriter(pq.ParquetWriter):  # type: ignore[misc]  # pyarrow has no types
     """Writer that is closed only on request: after a failure, its file may be closed already."""
 
     def __del__(self) -> None:
