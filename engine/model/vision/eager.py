@@ -55,7 +55,7 @@ def with_image(token_ids: Tensor, image_spec: ImageSpec | AudioSpec) -> tuple[Te
 def _noise(audio_spec: AudioSpec) -> NDArray[np.float32]:
     """Return the samples of the check's recording."""
     count = int(min(_SECONDS, audio_spec.max_seconds / 2) * audio_spec.features.sampling_rate)
-    return np.random.default_rng(0).standard_normal(count, np.float32) / 10
+    return (np.random.default_rng(0).standard_normal(count) / 10).astype(np.float32)
 
 
 @torch.inference_mode()
@@ -158,7 +158,7 @@ def _module(
     config = read_config(hf_config)
     if num_layers is not None:
         cut_layers(config.text_config, num_layers)
-        vision = getattr(config, "vision_config", None)
+        vision: Any = getattr(config, "vision_config", None)
         if getattr(vision, "deepstack_visual_indexes", None):  # each is added before one layer
             vision.deepstack_visual_indexes = vision.deepstack_visual_indexes[: num_layers - 1]
     auto_class, dtype = AutoModelForMultimodalLM, torch.float32
