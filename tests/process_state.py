@@ -161,9 +161,10 @@ class ProcessState:
         for thread in threading.enumerate():
             if thread in self._threads or any(name in repr(thread) for name in _ENDLESS):
                 continue
-            while not _is_over(thread) and time.monotonic() < until:
+            # Asked once: an idle worker that begins to end is over, too.
+            while not (is_over := _is_over(thread)) and time.monotonic() < until:
                 thread.join(_LOOK_SECONDS)
-            if not _is_over(thread):
+            if not is_over:
                 found.append(f"the thread {thread!r} is alive")
         return found
 

@@ -43,6 +43,7 @@ def opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[HFConfig, Lay
 @pytest.fixture
 def _all_young() -> Iterator[None]:
     """Keep a test's objects in the youngest generation, because scanning all objects is slow."""
+    gc.collect(1)  # ends other tests' layers, or moves them to the oldest generation
     gc.disable()
     yield
     gc.enable()
