@@ -177,7 +177,7 @@ class SilentEncoder(Silence):
     num_types = 1
     page_size = PAGE_SIZE
     pooler = Pooler(("cls",))
-    recurrent_shapes = decision_network = None
+    recurrent_shapes = decision_network = image_tower = None
 
     @property
     def backend(self) -> SilentEncoder:
