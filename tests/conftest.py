@@ -126,7 +126,6 @@ def pytest_collection() -> Generator[None, object, object]:
         return result
     finally:
         gc.freeze()
-        gc.set_threshold(20_000, 20, 20)  # Python's own takes a twentieth of the tests' time
         gc.enable()
 
 

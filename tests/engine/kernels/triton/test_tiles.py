@@ -239,6 +239,7 @@ def check_all(module: ModuleType) -> None:
         check_tiles(
             module, [(600, 1), (601, 1), (500, 1), (9, 1), (3, 5), (0, 33)], [30, 40], changed, 7
         )
+    check_tiles(module, [(9, 1)], [0], kind, 40)  # the padding would fill a wide tile
 
 
 MISTAKES = [
