@@ -161,7 +161,7 @@ class ProcessState:
         for thread in threading.enumerate():
             if thread in self._threads or any(name in repr(thread) for name in _ENDLESS):
                 continue
-            # Asked once: an idle worker that begins to end is over, too.
+            # Read once: an idle worker that begins to end is over, too.
             while not (is_over := _is_over(thread)) and time.monotonic() < until:
                 thread.join(_LOOK_SECONDS)
             if not is_over:
