@@ -273,16 +273,17 @@ def _check_fields(raw: RawLine, fields: dict[str, Any]) -> None:
             param=row_error.get("column"),
             custom_id=known_id,
         )
-    own = next((name for name in _VENDOR_BODIES if isinstance(fields.get(name), dict)), None)
-    if own is not None and fields.get("body") is None and "url" in fields:
-        raise LineError(
-            f"the request is in `{own}`, but the line has a `url`: remove `url` and `method`, or "
-            f"call `{own}` `body`",
-            line=raw.number,
-            code="missing_required_parameter",
-            param="body",
-            custom_id=known_id,
-        )
+    if fields.get("body") is None and "url" in fields:
+        own = next((name for name in _VENDOR_BODIES if isinstance(fields.get(name), dict)), None)
+        if own is not None:
+            raise LineError(
+                f"the request is in `{own}`, but the line has a `url`: remove `url` and `method`, "
+                f"or call `{own}` `body`",
+                line=raw.number,
+                code="missing_required_parameter",
+                param="body",
+                custom_id=known_id,
+            )
     for name, kind in (("custom_id", str), ("url", str), ("body", dict)):
         if not isinstance(fields.get(name), kind):
             raise _bad_field(raw.number, fields, name, _JSON_TYPES[kind], known_id)

@@ -48,7 +48,7 @@ class CohereEmbed:
         """Return the fetch of a body's images; None for a body without images."""
         if body.get("texts") is not None:
             return None
-        return self._embeddings.requests.fetched(body, CohereEmbedRequest, _placed_images)
+        return self._embeddings.requests.images.fetched(body, CohereEmbedRequest, _placed_images)
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
         """Return a sequence for each text or image."""

@@ -13,7 +13,6 @@ from tidemill.protocol.bodies import response_id
 from tidemill.protocol.contract import Reply, Usage
 from tidemill.protocol.embeddings import EmbeddingRequest, OutputDtype, embedding_body
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.messages import has_media
 from tidemill.protocol.routes import EMBEDDINGS
 
 from ..scheduling.encoding import EncodingRequest, EncodingResult
@@ -21,7 +20,6 @@ from .encoder_requests import (
     EncoderModel,
     EncodingRequestBuilder,
     image_bytes,
-    placed_in_messages,
 )
 from .endpoint import Prepared, RequestMetadata
 from .image_inputs import request_with_images
@@ -49,9 +47,7 @@ class Embeddings:
 
     def fetched(self, body: dict[str, Any]) -> AbstractAsyncContextManager[dict[str, Any]] | None:
         """Return the fetch of a body's images; None for a body without images."""
-        if not has_media(body):
-            return None
-        return self.requests.fetched(body, EmbeddingRequest, placed_in_messages)
+        return self.requests.fetched(body, EmbeddingRequest)
 
     def draft(self, body: dict[str, Any], metadata: RequestMetadata) -> TextDraft[_Prepared] | None:
         """Draft what `prepare` returns; None for a conversation, which is rendered first."""

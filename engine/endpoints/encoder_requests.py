@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from typing import Any, TypeVar
-
-from pydantic import BaseModel
+from typing import Any
 
 from tidemill.protocol.embeddings import InputRequest, PoolingRequest
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.messages import Message
+from tidemill.protocol.messages import Message, has_media
 from tidemill.protocol.parts import PlacedImage
 from tidemill.protocol.prompts import Prompt
 from tidemill.protocol.scoring import ScoringRequest
@@ -33,15 +31,13 @@ QUERY, DOCUMENT = "query", "document"
 
 _MAX_NAMES_SHOWN = 20
 
-_RequestT = TypeVar("_RequestT", bound=BaseModel)
-
 
 def image_bytes(requests: Sequence[EncodingRequest]) -> int:
     """Return the size of the images of requests, as they wait for the engine."""
     return sum(request.image.pixels.nbytes for request in requests if request.image is not None)
 
 
-def placed_in_messages(request: InputRequest) -> list[PlacedImage]:
+def _placed_images(request: InputRequest) -> list[PlacedImage]:
     """Return the images and documents of a request's conversation."""
     return placed_in(request.messages or ())
 
@@ -86,7 +82,7 @@ class EncodingRequestBuilder:
     def __init__(self, model: EncoderModel) -> None:
         self._model = model
         self._reader = model.reader
-        self._images = ImageReader(model.images)
+        self.images = ImageReader(model.images)
         mode = model.description.multi_vector
         length = None if mode is None else mode.query_length
         self._query_length = length and min(length, model.max_model_len)
@@ -145,13 +141,10 @@ class EncodingRequestBuilder:
         return TextDraft(reader, parts, add_special_tokens, complete)
 
     def fetched(
-        self,
-        body: dict[str, Any],
-        kind: type[_RequestT],
-        images_of: Callable[[_RequestT], Sequence[PlacedImage]],
+        self, body: dict[str, Any], kind: type[InputRequest]
     ) -> AbstractAsyncContextManager[dict[str, Any]] | None:
-        """Return the fetch of the images of a body that has any; None without image support."""
-        return self._images.fetched(body, kind, images_of)
+        """Return the fetch of a conversation's images; None for a body without images."""
+        return self.images.fetched(body, kind, _placed_images) if has_media(body) else None
 
     def from_images(
         self, images: Sequence[PlacedImage], body: Mapping[str, Any]
@@ -161,8 +154,8 @@ class EncodingRequestBuilder:
         `body` contains the fetched images. Raises `RequestError` for an invalid image, and for any
         image if the model does not support images.
         """
-        shown = self._images.shown(images, body)
-        decoded = iter(self._images.decode([*chain.from_iterable(shown)], body))
+        shown = self.images.shown(images, body)
+        decoded = iter(self.images.decode([*chain.from_iterable(shown)], body))
         blank = [0] * self._model.num_image_tokens
         return [
             [

@@ -297,7 +297,8 @@ class ImageInputs(ImageReader):
         done = 0
         for place, image in zip(places, images, strict=True):
             expanded += ids[done:place]
-            prompt_images.append(image.at(len(expanded), image_spec))
+            parts = (image.pixels, image.digest, len(expanded), image.rows, image.columns)
+            prompt_images.append(image_spec.prompt_image(*parts))
             expanded += image_spec.placeholders(image.rows, image.columns)
             done = place + 1
         return expanded + ids[done:], tuple(prompt_images)

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from tidemill.protocol.bodies import response_id
 from tidemill.protocol.contract import Reply, Usage
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.messages import has_media
 from tidemill.protocol.pooling import PoolRequest, PoolTask, pooling_body
 from tidemill.protocol.routes import POOLING
 
@@ -28,7 +27,6 @@ from .encoder_requests import (
     EncoderModel,
     EncodingRequestBuilder,
     image_bytes,
-    placed_in_messages,
 )
 from .endpoint import Prepared, RequestMetadata
 from .image_inputs import request_with_images
@@ -92,9 +90,7 @@ class Pool:
 
     def fetched(self, body: dict[str, Any]) -> AbstractAsyncContextManager[dict[str, Any]] | None:
         """Return the fetch of a body's images; None for a body without images."""
-        if not has_media(body):
-            return None
-        return self._requests.fetched(body, PoolRequest, placed_in_messages)
+        return self._requests.fetched(body, PoolRequest)
 
     def draft(self, body: dict[str, Any], metadata: RequestMetadata) -> TextDraft[_Prepared] | None:
         """Draft what `prepare` returns; None for a conversation, which is rendered first."""

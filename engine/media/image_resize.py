@@ -12,8 +12,7 @@ from PIL import Image
 from tidemill.protocol.in_flight import MemoryBudget
 
 from ..heap_trim import trim_heap
-from ..scheduling.images import Fit, ImageForm, ImageSpec, PromptImage
-from ..scheduling.prompt_audio import AudioSpec
+from ..scheduling.images import Fit, ImageForm, ImageSpec
 from .image_decoding import decode, peak_bytes
 from .image_headers import ImageRefused
 
@@ -36,10 +35,6 @@ class ResizedImage:
     def num_tokens(self) -> int:
         """Return the number of its placeholder tokens in a prompt."""
         return self.rows * self.columns
-
-    def at(self, start: int, image_spec: ImageSpec | AudioSpec) -> PromptImage:
-        """Return the image for a prompt whose placeholder tokens begin at `start`."""
-        return image_spec.prompt_image(self.pixels, self.digest, start, self.rows, self.columns)
 
 
 def decode_and_resize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from hashlib import blake2b
 from typing import Any
 
@@ -12,8 +13,8 @@ from numpy.typing import NDArray
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.in_flight import MemoryBudget
 
-from ..scheduling.images import ImageSpec, PromptImage
 from ..scheduling.prompt_audio import AudioSpec
+from ..scheduling.speech import FeatureSettings
 from .audio_decoding import decode
 from .audio_features import FeatureExtractor
 
@@ -44,10 +45,6 @@ class PreparedRecording:
         """Return the number of its placeholder tokens in a prompt."""
         return self.rows
 
-    def at(self, start: int, audio_spec: ImageSpec | AudioSpec) -> PromptImage:
-        """Return the recording for a prompt whose placeholder tokens begin at `start`."""
-        return audio_spec.prompt_image(self.pixels, self.digest, start, self.rows, self.columns)
-
 
 def decode_recording(
     data: bytes, audio_spec: AudioSpec, *, place: str, budget: MemoryBudget
@@ -75,9 +72,15 @@ def recording_of(samples: NDArray[np.float32], audio_spec: AudioSpec) -> Prepare
     After the window's end there is nothing, which the encoder's convolutions read as zeros.
     """
     num_frames = audio_spec.num_frames(len(samples))
-    features = FeatureExtractor(audio_spec.features).features(samples).numpy()
+    features = _extractor_of(audio_spec.features).features(samples).numpy()
     padded = np.zeros((len(features), num_frames + FRAMES_AFTER), np.float32)
     own = features[:, : padded.shape[1]]
     padded[:, : own.shape[1]] = own
     digest = blake2b(samples.tobytes(), digest_size=16, person=b"recording").digest()
     return PreparedRecording(padded, digest, audio_spec.num_tokens(num_frames))
+
+
+@cache
+def _extractor_of(settings: FeatureSettings) -> FeatureExtractor:
+    """Return the extractor of a model; its bands are computed once."""
+    return FeatureExtractor(settings)

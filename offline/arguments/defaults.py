@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from tidemill.protocol.contract import Reply, Responder, Served
@@ -15,6 +15,7 @@ TEMPERATURE, MAX_TOKENS, SYSTEM_PROMPT = "--temperature", "--max-tokens", "--sys
 _SYSTEM_ROLES = {"system", "developer"}
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
 _MAX_CACHED_CHARS = 256
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,14 @@ def _lacks_limit(body: Mapping[str, Any]) -> bool:
     return _LIMITS.isdisjoint(body) or all(body.get(name) is None for name in _LIMITS)
 
 
-def _find_limit(url: str) -> str:
+def _cached_by_url(find: Callable[[str], _T]) -> Callable[[str], _T]:
+    """Cache the results for URLs, except long ones: one may be as long as a line."""
+    cached = lru_cache(maxsize=64)(find)
+    return lambda url: cached(url) if len(url) <= _MAX_CACHED_CHARS else find(url)
+
+
+@_cached_by_url
+def _limit_of(url: str) -> str:
     """Return the parameter that limits the answers of requests to a URL."""
     return "max_output_tokens" if _is_response(url) else "max_tokens"
 
@@ -122,17 +130,9 @@ def _has_system_message(messages: object) -> bool:
     return any(isinstance(role, str) and role in _SYSTEM_ROLES for role in roles)
 
 
+@_cached_by_url
 def _flags_of(url: str) -> frozenset[str]:
     """Return the flags that have a corresponding parameter in requests to a URL."""
-    # Long URLs are not cached: one may be as long as a line.
-    return _flags_of_short_url(url) if len(url) <= _MAX_CACHED_CHARS else _find_flags(url)
-
-
-def _limit_of(url: str) -> str:
-    return _limit_of_short_url(url) if len(url) <= _MAX_CACHED_CHARS else _find_limit(url)
-
-
-def _find_flags(url: str) -> frozenset[str]:
     from tidemill.protocol import routes
 
     match routes.find_route(url):
@@ -143,7 +143,3 @@ def _find_flags(url: str) -> frozenset[str]:
         case routes.TRANSCRIPTIONS | routes.TRANSLATIONS:
             return frozenset({TEMPERATURE})
     return frozenset()
-
-
-_flags_of_short_url = lru_cache(maxsize=64)(_find_flags)
-_limit_of_short_url = lru_cache(maxsize=64)(_find_limit)

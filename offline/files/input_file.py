@@ -21,7 +21,7 @@ from tidemill.batch.file.lines import FormatError, RawLine, read_lines, read_pla
 from ..console.errors import BadInput
 from ..console.terminal import log
 from .shard import Shard, ShardLines, find_shard_lines
-from .source import Source, discard
+from .source import Source, temporary_file
 
 if TYPE_CHECKING:
     from ..plan.line_index import LineIndex
@@ -77,8 +77,7 @@ class InputFile:
         """
         if self.form.is_plain:
             return self
-        copy: IO[bytes] = tempfile.TemporaryFile(dir=tmp_dir)  # noqa: SIM115 - until the end
-        stack.callback(discard, copy)
+        copy = temporary_file(stack, tmp_dir)
         try:
             stream = self._stream()
             while data := stream.read(_COPIED_BYTES):

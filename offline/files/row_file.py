@@ -21,7 +21,7 @@ from ..console.errors import BadInput
 from ..console.terminal import log
 from .line_file import LineFile
 from .request_lines import detect_source, unreadable
-from .source import Source, discard, open_source
+from .source import Source, open_source, temporary_file
 
 _MAX_ROW_BYTES = 2**28
 _COPIED_BYTES = 2**20
@@ -180,8 +180,7 @@ def plain_copy(
         yield source.file, source
         return
     with ExitStack() as stack:
-        copy: IO[bytes] = tempfile.TemporaryFile(dir=tmp_dir)  # noqa: SIM115 - until the end
-        stack.callback(discard, copy)
+        copy = temporary_file(stack, tmp_dir)
         try:
             stream = open_lines(form, source.file)
             while data := stream.read(_COPIED_BYTES):

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -140,6 +140,13 @@ def _spooled(name: str, shown: str, tmp_dir: Path | None, delays: tuple[float, .
             ) from exc
         raise
     return spool
+
+
+def temporary_file(stack: ExitStack, folder: Path | None, buffering: int = -1) -> IO[bytes]:
+    """Return a temporary file that is discarded when the stack closes."""
+    file: IO[bytes] = tempfile.TemporaryFile(dir=folder, buffering=buffering)  # noqa: SIM115
+    stack.callback(discard, file)
+    return file
 
 
 def discard(copy: IO[bytes]) -> None:

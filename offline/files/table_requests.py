@@ -7,7 +7,6 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
 
 from tidemill.batch.file.formats import FileFormat
 from tidemill.batch.table.errors import RecipeError, TableError
@@ -22,7 +21,7 @@ from .constant_prompt import warn_of_constant_prompt
 from .dataset_table import open_dataset
 from .http_transfer import RETRY_DELAYS_SECONDS
 from .input_file import InputFile
-from .source import Source, discard
+from .source import Source, temporary_file
 from .table_input import TableInput
 
 _SECONDS_PER_WORD = 5.0
@@ -83,8 +82,7 @@ def _render(
         raise BadInput(f"{table.name} cannot be run with its recipe: {exc}") from exc
     warn_of_constant_prompt(template, table.recipe, table.schema.names, table.name)
     is_constant = not template.has_prompt_column
-    copy: IO[bytes] = tempfile.TemporaryFile(dir=tmp_dir)  # noqa: SIM115 - until the end
-    stack.callback(discard, copy)
+    copy = temporary_file(stack, tmp_dir)
     folder = str(tmp_dir or tempfile.gettempdir())
     num_rows, next_word = 0, time.monotonic() + _SECONDS_PER_WORD
     try:

@@ -17,7 +17,7 @@ from tidemill.batch.table.questions import question_columns_at_end
 
 from ..console.errors import BadInput, Refused
 from ..files.row_file import RowFile, plain_copy
-from ..files.source import discard, open_source
+from ..files.source import open_source, temporary_file
 from .page.open_pages import table_rows
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ def open_outputs(name: str, *, id_column: str | None, tmp_dir: Path | None) -> I
                 f"{name} has no result columns: pass an output of `tidemill run`, such as "
                 "reviews.output.csv"
             )
-        file = tempfile.TemporaryFile(dir=tmp_dir, buffering=_BUFFER_BYTES)  # noqa: SIM115 - until the end
-        stack.callback(discard, file)
+        file = temporary_file(stack, tmp_dir, _BUFFER_BYTES)
         try:
             file.writelines(_printed_rows(table, _id_column(table, id_column)))
             file.flush()

@@ -16,7 +16,7 @@ import pytest
 
 from tests.offline.given import line, rows
 from tidemill.offline.console.errors import BadInput, OutputLost
-from tidemill.offline.files import input_file, table_requests
+from tidemill.offline.files import source as temporary_files
 from tidemill.offline.files.new_file import open_new_file
 from tidemill.offline.plan import line_index
 
@@ -37,7 +37,7 @@ def test_a_file_that_cannot_be_unpacked_is_run(run: Any, tmp_path: Path, fill: F
     """Its lines run in file order."""
     source, out = tmp_path / "in.jsonl.gz", tmp_path / "out"
     source.write_bytes(gzip.compress(f"{line('a')}\n{line('b')}\n".encode()))
-    fill(input_file)
+    fill(temporary_files)
     assert run("-i", source, "-o", out) == 0
     assert len(rows(out)) == 2
 
@@ -48,7 +48,7 @@ def test_requests_of_a_table_that_cannot_be_stored_are_reported(
     """The error names the folder and the flag that changes it."""
     source = tmp_path / "in.csv"
     source.write_text("text\nhi\n")
-    fill(table_requests)
+    fill(temporary_files)
     with pytest.raises(BadInput, match=r"cannot be written to .*: pass --output-tmp-dir"):
         run(source, "--prompt", "{{ text }}")
 
