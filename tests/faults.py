@@ -32,7 +32,8 @@ EXCEPTIONS: Final[Sequence[Callable[[], BaseException]]] = (
 HANGS: Final = 99
 """Status of work that did not end."""
 
-_SECONDS: Final = 20.0
+_SECONDS: Final = 120.0
+"""Time after which work hangs, also on a busy machine."""
 _EVENTS: Final = {"call": "start", "return": "end", "c_call": "start", "c_return": "end"}
 
 
