@@ -47,6 +47,16 @@ _INPUT: dict[str, tuple[object, ...]] = {
     "ec_transfer_params": ({},),
 }
 
+# Of other vendors' requests, where they are objects that are read, or content that is not here.
+_VENDORS: dict[str, tuple[object, ...]] = {
+    "generationConfig": ({},),
+    "inferenceConfig": ({},),
+    "additionalModelRequestFields": ({},),
+    "thinkingConfig": ({},),
+    "cachedContent": (),
+    "mcp_servers": ([],),
+}
+
 _OUTPUT: dict[str, tuple[object, ...]] = {
     "return_hidden_states": (False,),
     "return_token_offsets": (False,),
@@ -92,7 +102,7 @@ _LABELS: dict[str, tuple[object, ...]] = {
     "stride": (0,),
 }
 
-GENERATION: NeutralValues = MappingProxyType(_TOOLS | _DECODING | _INPUT | _OUTPUT)
+GENERATION: NeutralValues = MappingProxyType(_TOOLS | _DECODING | _INPUT | _OUTPUT | _VENDORS)
 _OF_CHATS = frozenset({"tools", "tool_choice", "thinking_token_budget"})
 CHAT: NeutralValues = MappingProxyType(
     {name: GENERATION[name] for name in GENERATION if name not in _OF_CHATS}

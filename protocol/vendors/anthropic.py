@@ -172,7 +172,7 @@ def _thinking(thinking: Any) -> dict[str, Any]:
 def _output(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the format and the effort of the output."""
     config = body.get("output_config")
-    form = config.get("format") if isinstance(config, dict) else None
+    form = config.get("format") if isinstance(config, dict) else config
     form = body.get("output_format") if form is None else form
     output: dict[str, Any] = {}
     match form:

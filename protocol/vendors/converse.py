@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ..json_printing import json_text
+from ..parts import AUDIO_URL, INPUT_AUDIO
 from .anthropic import chat_of_message
 from .anthropic_answers import message_of_chat
 
@@ -20,8 +21,16 @@ _PARAMETERS: Final = {
     "topK": "top_k",
     "stopSequences": "stop_sequences",
 }
+_ADDITIONAL: Final = "additionalModelRequestFields"
 # Fields that are read by name, and one without an effect on the answer.
-_READ: Final = ("messages", "system", "inferenceConfig", "toolConfig", "schemaVersion")
+_READ: Final = (
+    *("messages", "system", "inferenceConfig", "toolConfig", "schemaVersion"),
+    _ADDITIONAL,
+)
+_BLOCKS: Final = frozenset(
+    ("text", "image", "document", "video", "audio", "toolUse", "toolResult", "reasoningContent")
+)
+"""Fields of a block, which has one of them."""
 
 
 def is_converse(body: Mapping[str, Any]) -> bool:
@@ -30,15 +39,17 @@ def is_converse(body: Mapping[str, Any]) -> bool:
         case {"inferenceConfig": _} | {"toolConfig": _} | {"schemaVersion": _}:
             return True
         case {"messages": [{"content": [dict(part), *_]}, *_]}:
-            return "type" not in part and "text" in part
+            return "type" not in part and not _BLOCKS.isdisjoint(part)
     return False
 
 
 def chat_of_converse(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the chat request of a request in Converse's form."""
     message = {name: value for name, value in body.items() if name not in _READ}
-    if isinstance(config := body.get("inferenceConfig"), dict):
-        message |= {_PARAMETERS.get(name) or name: value for name, value in config.items()}
+    extra = _parameters(_ADDITIONAL, body.get(_ADDITIONAL), {})
+    for config in (body.get("inferenceConfig"), extra.pop("inferenceConfig", None)):
+        message |= _parameters("inferenceConfig", config, _PARAMETERS)
+    message |= extra
     message["messages"] = _each(body.get("messages"), _message)
     message["system"] = _each(body.get("system"), _block)
     tools = body.get("toolConfig")
@@ -49,7 +60,20 @@ def chat_of_converse(body: Mapping[str, Any]) -> dict[str, Any]:
                 message["tool_choice"] = {"type": "tool", "name": name}
             case {"any": _}:
                 message["tool_choice"] = {"type": "any"}
+            case None | {"auto": _}:
+                pass
+            case choice:
+                message["tool_choice"] = choice
+    elif tools is not None:
+        message["tools"] = tools
     return chat_of_message(message)
+
+
+def _parameters(name: str, config: Any, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the parameters in a field, under these names; a value that has none stays there."""
+    if isinstance(config, dict):
+        return {names.get(each) or each: value for each, value in config.items()}
+    return {} if config is None else {name: config}
 
 
 def converse_of_chat(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,7 +93,14 @@ def converse_of_chat(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _each(values: Any, translated: Any) -> Any:
-    return [*map(translated, values)] if isinstance(values, list) else values
+    """Return the translated values of a list, without marks of a cache."""
+    if not isinstance(values, list):
+        return values
+    return [translated(value) for value in values if not _is_cache_point(value)]
+
+
+def _is_cache_point(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {"cachePoint"}
 
 
 def _message(message: Any) -> Any:
@@ -79,21 +110,13 @@ def _message(message: Any) -> Any:
 
 
 def _block(block: Any) -> Any:
+    if isinstance(block, dict) and len(_BLOCKS & block.keys()) > 1:
+        return block
     match block:
         case {"text": text}:
             return {"type": "text", "text": text}
         case {"json": value}:
             return {"type": "text", "text": json_text(value)}
-        case {"image": {"source": {"s3Location": {"uri": url}}}}:
-            return {"type": "image", "source": {"type": "url", "url": url}}
-        case {"document": {"format": "pdf", "source": {"s3Location": {"uri": url}}}}:
-            return {"type": "document", "source": {"type": "url", "url": url}}
-        case {"image": {"format": kind, "source": {"bytes": data}}}:
-            source = {"type": "base64", "media_type": f"image/{kind}", "data": data}
-            return {"type": "image", "source": source}
-        case {"document": {"format": "pdf", "source": {"bytes": data}}}:
-            source = {"type": "base64", "media_type": "application/pdf", "data": data}
-            return {"type": "document", "source": source}
         case {"toolUse": {"toolUseId": call_id, "name": name, "input": given}}:
             return {"type": "tool_use", "id": call_id, "name": name, "input": given}
         case {"toolResult": {"toolUseId": call_id, "content": content} as result}:
@@ -103,6 +126,25 @@ def _block(block: Any) -> Any:
             return {"type": "tool_result", **shown}
         case {"reasoningContent": {"reasoningText": {"text": text}}}:
             return {"type": "thinking", "thinking": text}
+    return _media(block)
+
+
+def _media(block: Any) -> Any:
+    match block:
+        case {"image": {"source": {"s3Location": {"uri": url}}}}:
+            return {"type": "image", "source": {"type": "url", "url": url}}
+        case {"document": {"format": "pdf", "source": {"s3Location": {"uri": url}}}}:
+            return {"type": "document", "source": {"type": "url", "url": url}}
+        case {"audio": {"source": {"s3Location": {"uri": url}}}}:
+            return {"type": AUDIO_URL, AUDIO_URL: {"url": url}}
+        case {"image": {"format": kind, "source": {"bytes": data}}}:
+            source = {"type": "base64", "media_type": f"image/{kind}", "data": data}
+            return {"type": "image", "source": source}
+        case {"document": {"format": "pdf", "source": {"bytes": data}}}:
+            source = {"type": "base64", "media_type": "application/pdf", "data": data}
+            return {"type": "document", "source": source}
+        case {"audio": {"format": kind, "source": {"bytes": data}}}:
+            return {"type": INPUT_AUDIO, INPUT_AUDIO: {"data": data, "format": kind}}
     return block
 
 

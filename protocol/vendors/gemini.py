@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any, Final
 
 from ..json_printing import json_text
+from ..parts import AUDIO_URL, FILE, IMAGE_URL
 from ..reasoning_fields import reasoning_of
 from .anthropic_answers import arguments_of, call_text
 
@@ -35,6 +36,11 @@ _CONFIG_READ: Final = (
     *("responseMimeType", "responseSchema", "responseJsonSchema", "thinkingConfig"),
     "responseModalities",
 )
+# Types of outputs that need no response format, or that are read by name.
+_TYPES: Final = (None, "text/plain", "application/json")
+_DATA: Final = frozenset(("text", "inlineData", "fileData", "functionCall", "functionResponse"))
+"""Fields of a part, which has one of them."""
+
 _MODES: Final = {"AUTO": "auto", "ANY": "required", "NONE": "none"}
 _FINISH_REASONS: Final = {"length": "MAX_TOKENS", "content_filter": "SAFETY"}
 # The codes of gRPC.
@@ -59,6 +65,8 @@ def chat_of_contents(request: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in config.items():
         if name not in _CONFIG_READ:
             chat[_PARAMETERS.get(name, name)] = value
+    if not isinstance(given := fields.get("generationConfig"), Mapping | None):
+        chat["generationConfig"] = given
     chat |= _output(config)
     contents = fields.get("contents")
     if not isinstance(contents, list):
@@ -67,9 +75,9 @@ def chat_of_contents(request: Mapping[str, Any]) -> dict[str, Any]:
     tools = fields.get("tools")
     if isinstance(tools, list):
         chat["tools"] = [each for tool in tools for each in _tools(tool)]
-    return chat | _tool_choice(
-        _camel(_camel(fields.get("toolConfig")).get("functionCallingConfig"))
-    )
+    elif tools is not None:
+        chat["tools"] = tools
+    return chat | _tool_choice(fields.get("toolConfig"))
 
 
 def contents_of_chat(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,6 +122,8 @@ def _camel(value: Any) -> dict[str, Any]:
 def _all_messages(system: Any, contents: Any) -> Any:
     if not isinstance(contents, list):
         return contents
+    if system and not isinstance(system, Mapping):
+        system = {"parts": system}
     messages = [*_messages(_camel(system) | {"role": "system"}, _CallIds())] if system else []
     call_ids = _CallIds()
     for content in contents:
@@ -152,6 +162,8 @@ def _messages(content: Any, call_ids: _CallIds) -> Iterator[Any]:
     message = _Message("assistant" if content.get("role") == "model" else content.get("role"))
     for part in [_camel(part) or part for part in parts]:
         match part:
+            case dict() if len(_DATA & part.keys()) > 1:
+                message.parts.append(part)
             case {"functionResponse": {"name": str(name)} as result}:
                 call_id = call_ids.of_response(name, result.get("id"))
                 text = json_text(result.get("response") or {})
@@ -182,7 +194,8 @@ class _Message:
             return []
         content: Any = self.parts or None
         if len(self.parts) == 1 and isinstance(self.parts[0], dict):
-            content = self.parts[0].get("text", content)
+            part = self.parts[0]
+            content = part["text"] if part.get("type") == "text" else content
         message = {"role": self._role, "content": content}
         if self.calls:
             message["tool_calls"] = self.calls
@@ -197,11 +210,20 @@ def _part(part: Any) -> Any:
             return {"type": "text", "text": text}
         case {"inlineData": dict(data)}:
             given = _camel(data)
-            url = f"data:{given.get('mimeType')};base64,{given.get('data')}"
-            return {"type": "image_url", "image_url": {"url": url}}
+            kind = given.get("mimeType")
+            return _media(kind, f"data:{kind};base64,{given.get('data')}")
         case {"fileData": dict(data)}:
-            return {"type": "image_url", "image_url": {"url": _camel(data).get("fileUri")}}
+            given = _camel(data)
+            return _media(given.get("mimeType"), given.get("fileUri"))
     return part
+
+
+def _media(kind: Any, url: Any) -> dict[str, Any]:
+    """Return the part of an image, a document or a recording of this MIME type."""
+    if kind == "application/pdf":
+        return {"type": FILE, FILE: {"file_url": url}}
+    name = AUDIO_URL if str(kind).startswith("audio/") else IMAGE_URL
+    return {"type": name, name: {"url": url}}
 
 
 def _tools(tool: Any) -> Iterator[Any]:
@@ -225,7 +247,12 @@ def _tools(tool: Any) -> Iterator[Any]:
         yield {"type": "function", "function": function}
 
 
-def _tool_choice(config: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_choice(tool_config: Any) -> dict[str, Any]:
+    given = _camel(tool_config).get("functionCallingConfig")
+    config = _camel(given)
+    for value in (tool_config, given):
+        if not isinstance(value, Mapping | None):
+            return {"tool_choice": value}
     if "mode" not in config:
         return {}
     mode, names = (
@@ -240,7 +267,7 @@ def _tool_choice(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _output(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the format of the output, and the limit of its thoughts."""
+    """Return the format and modalities of the output, and the limit of its thoughts."""
     output: dict[str, Any] = {}
     schema = config.get("responseJsonSchema")
     if schema is None and config.get("responseSchema") is not None:
@@ -255,15 +282,28 @@ def _output(config: Mapping[str, Any]) -> dict[str, Any]:
         output["response_format"] = {"type": _ENUM}  # refused by name without choices
         if isinstance(choices, list):
             output = {"structured_outputs": {"choice": choices}}
-    thinking = _camel(config.get("thinkingConfig"))
+    elif config.get("responseMimeType") not in _TYPES:
+        output["response_format"] = {"type": config["responseMimeType"]}
+    modalities = config.get("responseModalities")
+    if isinstance(modalities, list):
+        modalities = [str(each).lower() for each in modalities]
+    if modalities not in (None, [], ["text"]):
+        output["modalities"] = modalities
+    return output | _thinking(config.get("thinkingConfig"))
+
+
+def _thinking(given: Any) -> dict[str, Any]:
+    if not isinstance(given, Mapping | None):
+        return {"thinkingConfig": given}
+    thinking = _camel(given)
     level, budget = thinking.get("thinkingLevel"), thinking.get("thinkingBudget")
     if budget == 0:
-        output["reasoning_effort"] = "none"
-    elif budget is not None:
-        output["thinking_token_budget"] = budget
-    elif level is not None and level != "THINKING_LEVEL_UNSPECIFIED":
-        output["reasoning_effort"] = level.lower() if isinstance(level, str) else level
-    return output
+        return {"reasoning_effort": "none"}
+    if budget is not None:
+        return {"thinking_token_budget": budget}
+    if level is None or level == "THINKING_LEVEL_UNSPECIFIED":
+        return {}
+    return {"reasoning_effort": level.lower() if isinstance(level, str) else level}
 
 
 def _json_schema(schema: Any) -> Any:

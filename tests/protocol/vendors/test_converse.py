@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tidemill.protocol.bodies import completion_body, usage_body
 from tidemill.protocol.chat import ChatCompletionRequest, chat_choice, message_body
+from tidemill.protocol.errors import RequestError
 from tidemill.protocol.fetched_urls import fetched_urls
 from tidemill.protocol.requests import read_body
 from tidemill.protocol.vendors.converse import chat_of_converse, converse_of_chat, is_converse
 
 USE: dict[str, Any] = {"toolUse": {"toolUseId": "t1", "name": "f", "input": {"a": 1}}}
+TEXT: dict[str, Any] = {"text": "Hi"}
+IMAGE: dict[str, Any] = {"image": {"format": "png", "source": {"bytes": "AAAA"}}}
+SPEC = {"toolSpec": {"name": "f", "inputSchema": {"json": {"type": "object"}}}}
 BODY: dict[str, Any] = {
     "schemaVersion": "messages-v1",
     "system": [{"text": "Be brief."}],
     "messages": [
         {
             "role": "user",
-            "content": [{"image": {"format": "png", "source": {"bytes": "AAAA"}}}, {"text": "Hi"}],
+            "content": [IMAGE, TEXT],
         },
         {"role": "assistant", "content": [USE]},
         {
@@ -27,7 +33,7 @@ BODY: dict[str, Any] = {
     ],
     "inferenceConfig": {"maxTokens": 5, "topP": 0.5, "stopSequences": ["x"]},
     "toolConfig": {
-        "tools": [{"toolSpec": {"name": "f", "inputSchema": {"json": {"type": "object"}}}}],
+        "tools": [SPEC],
         "toolChoice": {"any": {}},
     },
 }
@@ -108,3 +114,52 @@ def test_media_in_s3_are_urls() -> None:
         "messages.0.content.1": "s3://b/k",
         "messages.0.content.2": "s3://b/k",
     }
+
+
+def chat_of(*parts: Any, **fields: Any) -> dict[str, Any]:
+    """Return the chat of a message with these parts, which is valid."""
+    body = {"messages": [{"role": "user", "content": [*parts]}], **fields}
+    assert is_converse(body)
+    chat = chat_of_converse(body)
+    read_body(ChatCompletionRequest, chat)
+    return chat
+
+
+@pytest.mark.parametrize(
+    ("parts", "fields", "words"),
+    [
+        ([TEXT], {"inferenceConfig": 5}, "inferenceConfig"),
+        ([TEXT], {"toolConfig": 5}, "tools"),
+        ([TEXT], {"toolConfig": {"tools": [SPEC], "toolChoice": "any"}}, "tool_choice"),
+        ([TEXT], {"additionalModelRequestFields": 5}, "additionalModelRequestFields"),
+        ([TEXT | IMAGE], {}, "messages.0.content.0"),
+        ([TEXT, {"video": {}}], {}, "messages.0.content.1"),
+    ],
+)
+def test_what_has_no_counterpart_is_named_by_the_chat(
+    parts: list[Any], fields: dict[str, Any], words: str
+) -> None:
+    """It is passed on as it is, so that no field is lost in silence."""
+    with pytest.raises(RequestError, match=words):
+        chat_of(*parts, **fields)
+
+
+def test_a_message_may_begin_with_an_image_or_a_recording() -> None:
+    """Marks of a cache change no answer."""
+    recording = {"format": "wav", "source": {"bytes": "AAAA"}}
+    mark = {"cachePoint": {"type": "default"}}
+    chat = chat_of(IMAGE, {"audio": recording}, TEXT, mark, system=[TEXT, mark])
+    system, user = chat["messages"]
+    assert system["content"] == "Hi"
+    assert [part["type"] for part in user["content"]] == ["image_url", "input_audio", "text"]
+    location = {"s3Location": {"uri": "s3://bucket/k"}}
+    chat = chat_of({"audio": {"format": "wav", "source": location}})
+    assert fetched_urls(chat) == {"messages.0.content.0": "s3://bucket/k"}
+
+
+def test_additional_fields_are_those_of_the_request() -> None:
+    """Amazon's models have further parameters in them."""
+    extra = {"inferenceConfig": {"topK": 3}, "min_p": 0.5}
+    config = {"maxTokens": 5}
+    chat = chat_of(TEXT, inferenceConfig=config, additionalModelRequestFields=extra)
+    assert (chat["max_tokens"], chat["top_k"], chat["min_p"]) == (5, 3, 0.5)

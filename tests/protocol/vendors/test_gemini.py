@@ -120,12 +120,39 @@ def test_a_conversation_with_calls_responses_images_and_thoughts() -> None:
         ({"tools": [{"functionDeclarations": [{"name": "f"}], "googleSearch": {}}]}, "tools.0"),
         ({"generationConfig": {"responseMimeType": "text/x.enum"}}, "text/x.enum"),
         ({"toolConfig": {"functionCallingConfig": {"mode": 3}}}, "tool_choice"),
+        ({"toolConfig": {"functionCallingConfig": 3}}, "tool_choice"),
+        ({"toolConfig": 3}, "tool_choice"),
+        ({"tools": {"functionDeclarations": []}}, "tools"),
+        ({"generationConfig": 3}, "generationConfig"),
+        ({"generationConfig": {"thinkingConfig": 3}}, "thinkingConfig"),
+        ({"generationConfig": {"responseMimeType": "image/png"}}, "response_format"),
+        ({"generationConfig": {"responseModalities": ["IMAGE"]}}, "modalities"),
+        ({"cachedContent": "cachedContents/1"}, "cachedContent"),
+        ({"contents": [{"parts": [{"text": "a", "inlineData": {}}]}]}, "messages.0.content"),
+        ({"contents": [{"parts": [{"text": "a", "functionCall": {}}]}]}, "messages.0.content"),
     ],
 )
 def test_what_has_no_counterpart_is_named_by_the_chat(fields: dict[str, Any], words: str) -> None:
     """It is passed on as it is, so that no field is lost in silence."""
     with pytest.raises(Exception, match=words):
         chat_of(**fields)
+
+
+def test_a_part_is_that_of_its_type() -> None:
+    """A text may stand for a system instruction."""
+    parts = [
+        {"inlineData": {"mimeType": "audio/wav", "data": "AAAA"}},
+        {"fileData": {"mimeType": "application/pdf", "fileUri": "s3://bucket/k"}},
+        {"fileData": {"mimeType": "image/png", "fileUri": "s3://bucket/k"}},
+    ]
+    config = {"responseModalities": ["TEXT"], "responseMimeType": "text/plain"}
+    chat = chat_of(
+        contents=[{"parts": parts}], systemInstruction="Be brief.", generationConfig=config
+    )
+    system, user = chat["messages"]
+    assert system == {"role": "system", "content": "Be brief."}
+    assert [part["type"] for part in user["content"]] == ["audio_url", "file", "image_url"]
+    assert chat.keys() == {"messages"}
 
 
 def test_calls_without_ids_are_numbered_once() -> None:
