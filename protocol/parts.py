@@ -52,9 +52,12 @@ CheckedAudioUrl = Annotated[str, AfterValidator(_audio_url)]
 
 
 _INLINE = "data:;base64,"
+_MAX_SCHEME_CHARS = 8
 
 
 def _recording_data(data: str) -> str:
+    if data[:_MAX_SCHEME_CHARS].partition(":")[1]:
+        raise ValueError("must be base64 alone: send a URL in an `audio_url` part")
     try:
         inline_bytes(_INLINE + data, RECORDING)
     except ValueError as exc:

@@ -17,6 +17,7 @@ NOT_DISTINCT = "not_distinct"
 """Type of an error whose message contains the repeated value."""
 
 _MAX_SHOWN_CHARS = 80
+_TOO_MANY = "must not have more than"
 _MAX_INT_BITS = 128
 _WORDS = {True: "true", False: "false", None: "null"}
 
@@ -97,7 +98,8 @@ def _received(fault: Mapping[str, Any]) -> str:
     kind, value = fault["type"], fault["input"]
     if kind in {"missing", "too_short", NOT_DISTINCT}:
         return ""
-    if kind == "too_long" and isinstance(value, (dict, list)):
+    is_long = kind == "too_long" or _TOO_MANY in fault["msg"]
+    if is_long and isinstance(value, (dict, list)):
         return f"; got {len(value):,}"
     return f"; got {short_repr(value)}"
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Final
 
 from starlette.responses import Response
@@ -13,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from tidemill.protocol.contract import Reply
 from tidemill.protocol.routes import CHAT_COMPLETIONS, TOKENIZE
-from tidemill.protocol.vendors.anthropic import chat_of_message
+from tidemill.protocol.vendors.anthropic import chat_of_message, error_of_message
 from tidemill.protocol.vendors.anthropic_answers import (
     message_error,
     message_of_chat,
@@ -53,7 +54,7 @@ class MessageRoute(InferenceRoute):
                 scope,
                 receive,
                 send,
-                to_response=_message_response,
+                to_response=partial(_response, body, message_of_chat),
                 to_events=message_events,
             )
 
@@ -66,9 +67,8 @@ class CountRoute(InferenceRoute):
         async with self.context.body_reader.read_object(scope, receive) as body:
             chat = await asyncio.to_thread(chat_of_message, body)
             chat.pop("stream", None)
-            await self.answer(
-                TOKENIZE.name, chat, scope, receive, send, to_response=_count_response
-            )
+            count = partial(_response, body, _count)
+            await self.answer(TOKENIZE.name, chat, scope, receive, send, to_response=count)
 
 
 async def message_events(
@@ -87,18 +87,17 @@ async def message_events(
         yield await named_event(event)
 
 
-async def _message_response(reply: Reply) -> Response:
-    if reply.status_code != 200:
-        return _error_response(reply)
-    return json_response(message_of_chat(reply.body))
+def _count(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {"input_tokens": body["count"]}
 
 
-async def _count_response(reply: Reply) -> Response:
-    if reply.status_code != 200:
-        return _error_response(reply)
-    return json_response({"input_tokens": reply.body["count"]})
-
-
-def _error_response(reply: Reply) -> Response:
-    message = reply.body["error"]["message"]
+async def _response(
+    request: Mapping[str, Any],
+    answer_of: Callable[[Mapping[str, Any]], dict[str, Any]],
+    reply: Reply,
+) -> Response:
+    """Return the answer, or the error with the names of the request."""
+    if reply.status_code == 200:
+        return json_response(answer_of(reply.body))
+    message = error_of_message(reply.body["error"]["message"], request)
     return json_response(message_error(reply.status_code, message), reply.status_code)

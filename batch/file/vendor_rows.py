@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from tidemill.protocol.vendors.anthropic import error_of_message
 from tidemill.protocol.vendors.anthropic_answers import message_error, message_of_chat
 from tidemill.protocol.vendors.converse import converse_of_chat, is_converse
 from tidemill.protocol.vendors.gemini import contents_error, contents_of_chat
@@ -45,6 +46,7 @@ def _row(vendor: Vendor, line: Mapping[str, Any], row: Mapping[str, Any]) -> dic
     match vendor:
         case "anthropic":
             code = None if error is None else error.get("code")
+            message = error_of_message(message, line.get("params"))
             result = _result(body, code, message_error(status_code, message, request_id))
             return {"custom_id": row["custom_id"], "result": result}
         case "bedrock":

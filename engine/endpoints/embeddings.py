@@ -124,13 +124,13 @@ class Embeddings:
         widths = self._description.matryoshka
         if dimensions is None or (widths is None and dimensions == self._width):
             return
-        if widths is None:
+        if dimensions > self._width:
+            reason = f"this model's vectors have {self._width} dimensions"
+        elif widths is None:
             reason = (
                 f"this model's vectors have {self._width} dimensions and cannot be truncated;"
                 " if the model supports it, pass `--hf-overrides '{\"is_matryoshka\": true}'`"
             )
-        elif dimensions > self._width:
-            reason = f"this model's vectors have {self._width} dimensions"
         elif widths and dimensions not in widths:
             supported = ", ".join(map(str, sorted(widths)))
             reason = f"this model supports {supported}"

@@ -204,8 +204,11 @@ class EncodingRequestBuilder:
                 self._reader, (), add_special_tokens=False, complete=lambda _: sequences
             )
         if self._model.images is not None and self._model.template is None:
+            text = "\n".join(text for message in messages for text in message.texts())
+            if not text:
+                raise RequestError("`messages` must contain text or an image.", param="messages")
             return self.from_prompts(
-                ["\n".join(text for message in messages for text in message.texts())],
+                [text],
                 request,
                 param="messages",
                 add_special_tokens=request.add_special_tokens is not False,

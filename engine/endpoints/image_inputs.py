@@ -19,6 +19,7 @@ from tidemill.protocol.in_flight import MemoryBudget
 from tidemill.protocol.messages import Message
 from tidemill.protocol.page_ranges import page_ranges
 from tidemill.protocol.parts import (
+    DOCUMENT,
     IMAGE,
     RECORDING,
     AudioPart,
@@ -241,9 +242,11 @@ class ImageReader:
         for image in images:
             if support is None or image.is_recording != hears:
                 noun = _noun(image)
+                given = RECORDING if image.is_recording else IMAGE
+                if isinstance(image, PlacedImage) and image.is_document:
+                    given = f"{DOCUMENT}, which is shown as images"
                 raise RequestError(
-                    f"`{image.place}` is {RECORDING if image.is_recording else IMAGE}: this model"
-                    f" does not support {noun}s.",
+                    f"`{image.place}` is {given}: this model does not support {noun}s.",
                     param=image.place,
                     code=f"{noun}s_not_supported",
                 )

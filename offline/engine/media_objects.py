@@ -155,7 +155,10 @@ def _read_once(place: ObjectUrl, max_bytes: int, allowance: ByteBudget, until: f
             raise FetchFailed(reason) from exc
         raise _of_service(f"S3 failed ({code or 'without a code'})") from exc
     except NoCredentialsError as exc:
-        raise _NotSetUp("S3 failed (NoCredentialsError)", is_of_service=True) from exc
+        words = (
+            "S3 failed (NoCredentialsError): set AWS_PROFILE, or AWS_ACCESS_KEY_ID and its secret"
+        )
+        raise _NotSetUp(words, is_of_service=True) from exc
     except BotoCoreError as exc:
         raise _of_service(f"S3 failed ({type(exc).__name__})") from exc
     body, num_bytes = response["Body"], int(response["ContentLength"])

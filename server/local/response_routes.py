@@ -26,6 +26,7 @@ from tidemill.protocol.responses.request import ResponsesRequest
 from tidemill.protocol.responses.response import failed_body, response_body, response_id
 from tidemill.protocol.routes import RESPONSES
 from tidemill.protocol.stream import is_stream
+from tidemill.protocol.validation import short_repr
 
 from ..context import ServerContext
 from ..errors import Refused, internal_error, json_response, stopping
@@ -267,7 +268,10 @@ class CreateRoute(InferenceRoute):
         """Read the body, and run the request or store it."""
         async with self.context.body_reader.read_object(scope, receive) as given:
             body = await self._resolved(given)
-            if body.get("background") is True:
+            if not isinstance(background := body.get("background"), bool | None):
+                words = f"must be a valid boolean; got {short_repr(background)}"
+                raise RequestError(f"`background` {words}.", param="background")
+            if background:
                 response = await self._start(body)
                 await response(scope, receive, send)
             else:

@@ -139,7 +139,7 @@ def test_a_call_and_its_output_continue_a_conversation(client: openai.OpenAI, ch
         ({"conversation": "c"}, "conversation", "is not supported"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "must be 'function'"),
         ({"store": "yes"}, "store", "must be a valid boolean"),
-        ({"background": "yes"}, "background", "is not supported"),
+        ({"background": "yes"}, "background", "must be a valid boolean"),
         ({"max_tokens": 5}, "max_tokens", "use `max_output_tokens`"),
         ({"input": []}, "input", "must not be empty"),
         ({"input": [{"role": "user", "content": []}]}, "input.0.content", "must not be empty"),

@@ -63,6 +63,15 @@ async def test_errors_have_anthropics_form(path: str, sent: Any, status: int, ki
     assert (answer.status_code, found["type"], found["error"]["type"]) == (status, "error", kind)
 
 
+async def test_an_error_has_the_place_in_the_request() -> None:
+    """The chat has the system prompt as its first message."""
+    error = {**ERROR["error"], "message": "`messages.1.content` is bad."}
+    async with site() as place:
+        sent = {**BODY, "system": "S", "reply": {"error": error}, "status": 400}
+        answer = await place.client.post("/v1/messages", json=sent)
+    assert answer.json()["error"]["message"] == "`messages.0.content` is bad."
+
+
 async def test_the_key_may_be_in_anthropics_header() -> None:
     """A missing or wrong one is an error in its form; so is an unknown path."""
     async with site(api_keys=("k",)) as place:

@@ -8,8 +8,9 @@ import pytest
 
 from tidemill.protocol.bodies import completion_body, usage_body
 from tidemill.protocol.chat import ChatCompletionRequest, chat_choice, message_body
+from tidemill.protocol.errors import RequestError
 from tidemill.protocol.requests import read_body
-from tidemill.protocol.vendors.anthropic import chat_of_message
+from tidemill.protocol.vendors.anthropic import chat_of_message, error_of_message
 from tidemill.protocol.vendors.anthropic_answers import (
     message_error,
     message_of_chat,
@@ -322,3 +323,38 @@ def test_a_pdf_is_a_file() -> None:
         {"file_data": "data:application/pdf;base64,JVBERi0="},
         {"file_url": "https://a.example/b.pdf"},
     ]
+
+
+def test_an_error_of_a_chat_names_the_field_of_its_message() -> None:
+    """A system prompt, tool results and calls are not counted as in a chat."""
+    text, bad = {"type": "text", "text": "a"}, {"type": "smell"}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [bad]}
+    call = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+    for fields, place in (
+        ({"system": "s", "messages": [user(text, bad)]}, "messages.0.content.1.type"),
+        ({"system": [bad]}, "system.0.type"),
+        ({"system": 5}, "system"),
+        ({"messages": [user(result)]}, "messages.0.content.0.content.0.type"),
+        ({"messages": [user(result | {"content": "r"}, bad)]}, "messages.0.content.1.type"),
+        (
+            {"messages": [{"role": "assistant", "content": [call, bad]}]},
+            "messages.0.content.1.type",
+        ),
+        ({"system": "s", "messages": [{"role": "user"}]}, "messages.0.content"),
+        ({"system": "s", "messages": [5]}, "messages.0"),
+        ({"stop_sequences": [5]}, "stop_sequences.0"),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
+        ({"output_config": 5}, "output_config.format"),
+        ({"messages": None}, "messages"),
+    ):
+        body = {"messages": [user(text)], **fields}
+        with pytest.raises(RequestError) as caught:
+            read_body(ChatCompletionRequest, chat_of_message(body))
+        assert f"`{place}` " in error_of_message(caught.value.message, body), fields
+    assert error_of_message("`messages.9` is bad.", {}) == "`messages.9` is bad."
+    assert error_of_message("`messages.1` is bad.", None) == "`messages.1` is bad."
+
+
+def user(*blocks: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with these blocks."""
+    return {"role": "user", "content": [*blocks]}
