@@ -132,6 +132,13 @@ def test_an_invalid_image_is_reported(part: Any, param: str) -> None:
     assert got == f"messages.0.content.1.{param}".rstrip(".")
 
 
+@pytest.mark.parametrize("url", [URL_OF_AUDIO, "https://a/b.wav"])
+def test_a_url_in_place_of_base64_has_its_part(url: str) -> None:
+    """The data of `input_audio` are base64 alone."""
+    _, words = fault({"type": "input_audio", "input_audio": {"data": url}})
+    assert "send a URL in an `audio_url` part" in words
+
+
 @pytest.mark.parametrize("host", ADDRESSES)
 def test_no_image_is_fetched_from_a_private_host(host: str) -> None:
     """The same rule applies to audio."""

@@ -181,7 +181,7 @@ async def test_dimensions_truncate_a_vector_before_normalization(
     ("widths", "dimensions", "words"),
     [
         (None, 4, "cannot be truncated"),
-        (None, 9, "cannot be truncated"),
+        (None, 9, "vectors have 8 dimensions."),
         (frozenset(), 9, "vectors have 8 dimensions"),
         (frozenset(), 0, "greater than or equal to 1"),
         (frozenset({2, 4}), 3, "supports 2, 4"),
@@ -322,11 +322,14 @@ async def test_a_conversation_needs_a_template() -> None:
 
 @pytest.mark.parametrize("url", [URL, "/pooling"])
 async def test_an_image_is_refused_by_a_model_of_texts(url: str) -> None:
-    """Its template would leave the image out."""
+    """Its template would leave the image out; a document is not called an image."""
     scene = Scene(encoder_model(template="{{ messages[0].content }}"))
-    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-    error = await scene.error(url, messages=[{"role": "user", "content": [part]}])
-    assert (error["param"], error["code"]) == ("messages.0.content.0", "images_not_supported")
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    document = {"type": "file", "file": {"file_url": "data:application/pdf;base64,AA=="}}
+    for part, words in ((image, "is an image:"), (document, "is a document, which is shown as")):
+        error = await scene.error(url, messages=[{"role": "user", "content": [part]}])
+        assert (error["param"], error["code"]) == ("messages.0.content.0", "images_not_supported")
+        assert words in error["message"]
 
 
 async def test_values_that_are_not_finite_fail_their_own_request(

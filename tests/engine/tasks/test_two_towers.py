@@ -132,14 +132,16 @@ async def test_what_is_wrong_with_a_request_is_its_error(
     towers, served = models["siglip"]
     broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}
     long = "word " * 30
-    no_image, too_long, chat, good = await asyncio.gather(
+    no_image, empty, too_long, chat, good = await asyncio.gather(
         served.respond(URL, {"messages": shown(broken)}, "req_1", 0),
+        served.respond(URL, {"messages": shown({"type": "text", "text": ""})}, "req_4", 0),
         served.respond(URL, {"input": long}, "req_2", 0),
         served.respond("/v1/chat/completions", {"messages": shown(broken)}, "req_3", 0),
         answer(served, URL, input="tide"),
     )
     assert "is not a PNG" in no_image.body["error"]["message"]
     assert no_image.body["error"]["param"] == "messages.0.content.0"
+    assert "must contain text or an image" in empty.body["error"]["message"]
     assert f"maximum context length is {POSITIONS} tokens" in too_long.body["error"]["message"]
     assert chat.status_code == 400
     assert "does not support endpoint: /v1/chat/completions" in chat.body["error"]["message"]
