@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from tidemill.offline.console.errors import Refused
 from tidemill.offline.files.table_options import check_rows_names
 
 from ..api.client import Client
 from ..api.objects import Batch
 from ..transfer.download import check_target
-from .fetched_table import format_of_rows, is_table_name, with_table
+from .fetched_table import check_table_of_rows, format_of_rows, is_table_name, with_table
 from .outcome import exit_status_of, log_end, print_json
 from .wait import Targets, fetch_and_report, targets_of
 
@@ -21,6 +20,8 @@ def targets_before_end(batch: Batch, arguments: argparse.Namespace) -> Targets:
     if name is None or not is_table_name(name):
         check_rows_names(name, arguments.error_file)
         return targets_of(arguments, _names_for(batch))
+    if not batch.is_table and batch.table_url is None:
+        check_table_of_rows(batch, name, arguments.error_file)
     for each in (name, arguments.error_file):
         check_target(each, force=arguments.force)
     return Targets(None, arguments.error_file, arguments.force, name)
@@ -44,8 +45,7 @@ def _write_table(client: Client, batch: Batch, arguments: argparse.Namespace) ->
     from .row_table import write_table_of_rows  # late: it needs pyarrow
 
     name: str = arguments.output_file
-    if arguments.error_file is not None:
-        raise Refused("a table contains the errors of failed rows: remove -e")
+    check_table_of_rows(batch, name, arguments.error_file)
     check_target(name, force=arguments.force)
     write_table_of_rows(client, batch, name)
     if arguments.json:

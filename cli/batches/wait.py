@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,8 +97,8 @@ def wait_and_fetch(
 
     Returns the exit status.
     """
-    how = f"to wait for it and fetch its rows: `{targets.resume_command(batch.id)}`"
-    try:
+    command = targets.resume_command(batch.id)
+    with _advising(f"the batch {batch.id} continues; to wait for it and fetch its rows", command):
         with batch_progress() as show:
 
             def show_and_print(seen: Batch) -> None:
@@ -106,13 +107,21 @@ def wait_and_fetch(
                     print_json(seen.fields)
 
             batch = follow(client, batch, show_and_print)
+    with _advising(f"the batch {batch.id} has ended; to fetch its rows", command):
         if fetch is not None:
             return fetch(batch)
         return fetch_and_report(client, batch, targets, as_json=as_json)
+
+
+@contextmanager
+def _advising(what: str, command: str) -> Iterator[None]:
+    """Name the command that does what an error or a signal prevents."""
+    try:
+        yield
     except Stopped as exc:
-        raise Stopped(exc.signum, f"the batch {batch.id} continues; {how}") from exc
+        raise Stopped(exc.signum, f"{what}: `{command}`") from exc
     except CliError:
-        log(f"the batch {batch.id} continues; {how}")
+        log(f"{what}: `{command}`")
         raise
 
 
