@@ -95,15 +95,15 @@ def wait_and_fetch(
 ) -> Batch:
     """Wait until a batch has ended, fetch its rows, to the targets or by `fetch`, and return it."""
     command = targets.resume_command(batch.id)
-    with _advising(f"the batch {batch.id} continues; to wait for it and fetch its rows", command):
-        with batch_progress() as show:
+    waiting = f"the batch {batch.id} continues; to wait for it and fetch its rows"
+    with _advising(waiting, command), batch_progress() as show:
 
-            def show_and_print(seen: Batch) -> None:
-                show(seen)
-                if as_json and not seen.has_ended:
-                    print_json(seen.fields)
+        def show_and_print(seen: Batch) -> None:
+            show(seen)
+            if as_json and not seen.has_ended:
+                print_json(seen.fields)
 
-            batch = follow(client, batch, show_and_print)
+        batch = follow(client, batch, show_and_print)
     with _advising(f"the batch {batch.id} has ended; to fetch its rows", command):
         if fetch is not None:
             fetch(batch)

@@ -62,7 +62,7 @@ def test_a_download_that_was_given_up_goes_on_at_the_next_command(shell: Shell) 
     result = shell.type("resume", batch_id, "-o", "rows")
     assert result.status == 1
     assert "the results cannot be downloaded: storage returned HTTP 404" in result.err
-    assert f"{batch_id} has ended; to fetch its rows: `tidemill resume {batch_id} -o r" in result.err
+    assert f"{batch_id} has ended; to fetch its rows: `tidemill resume {batch_id} -o" in result.err
     assert not Path("rows").exists()
     result = shell.type("results", batch_id, "-o", "rows")
     assert result.status == 0

@@ -98,7 +98,7 @@ def test_waiting_ends_with_the_table(shell: Shell) -> None:
 def test_failed_rows_of_a_token_classifier_have_its_column(
     shell: Shell, *, labels_spans: bool
 ) -> None:
-    """The batch tells whether its model labels spans, even if no row shows them."""
+    """The batch says whether its model labels spans, even if no row shows them."""
 
     def note(*_: str) -> None:
         for batch in shell.api.batches.values():
