@@ -173,7 +173,7 @@ async def test_images_are_fetched_as_those_of_chats_are(
     for url, words in (
         ("s3://bucket/a.png", "s3:// URLs are disabled (--allowed-media-buckets)"),
         ("http://127.0.0.1/a.png", "not a public host"),
-        ("images/a.png", "paths of files are read only by `tidemill run`, next to a table"),
+        ("images/a.png", "paths of files are read only in tables of `tidemill run`"),
     ):
         error = (await refusal(served, URL, messages=shown({**web, "image_url": url}))).body
         assert error["error"]["param"].startswith("messages.0.content.0")
