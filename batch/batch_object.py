@@ -136,6 +136,7 @@ class TidemillObject(BaseModel):
     `unknown_parameters` lists the most frequent ones, which are ignored.
     `cost` is in the currency of the deployment's price per GPU-hour, and null without a price.
     Estimates cover the whole batch; they are null while unknown and after the end.
+    `labels_spans` says that the model, a token classifier, labels spans of texts.
     `has_worker` says whether a worker is running lines of the batch. An erasure starts at
     `erasing_at`, and all bytes of the batch are deleted at `erased_at`.
     A retry runs requests of the batch `retry_of`, whose newest retry is `retried_by`.
@@ -171,6 +172,7 @@ class TidemillObject(BaseModel):
     estimated_cost: float | None
     model_revision: str | None
     engine_version: str | None
+    labels_spans: bool
     num_errors: int
     output_delivery: str | None
     error_delivery: str | None
@@ -332,6 +334,7 @@ def _tidemill_object(
         estimated_cost=cost_of(estimated, price_per_gpu_hour),
         model_revision=batch.engine.model_revision,
         engine_version=batch.engine.engine_version,
+        labels_spans=batch.engine.labels_spans,
         num_errors=max(batch.num_errors, len(batch.errors)),
         output_delivery=batch.output_delivery,
         error_delivery=batch.error_delivery,

@@ -15,6 +15,8 @@ FILE_URL: Final = "file_url"
 _PART_SUFFIX: Final = "_url"
 _INPUT_PREFIX: Final = "input_"
 _IMAGE_URL: Final = "image_url"
+_INPUT_AUDIO: Final = "input_audio"
+_INPUT_FIELDS: Final = ("content", "output")
 _FILE_PARTS: Final = ("file", "input_file")
 _FILE_FIELDS: Final = (FILE_URL, "file_data")
 
@@ -34,9 +36,12 @@ def has_decision_images(body: Mapping[str, Any]) -> bool:
     return any(True for _ in _decision_urls(body))
 
 
-def has_input_images(body: Mapping[str, Any]) -> bool:
-    """Say whether the items of a response's input, valid or not, have an image."""
-    return any(True for _ in _input_urls(body))
+def has_input_media(body: Mapping[str, Any]) -> bool:
+    """Say whether the items of a response's input, valid or not, have an image or a recording."""
+    return any(
+        _url_of(part) is not None or (isinstance(part, dict) and part.get("type") == _INPUT_AUDIO)
+        for _, part in _item_parts(body, "input", _INPUT_FIELDS)
+    )
 
 
 def _media_urls(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -51,7 +56,7 @@ def _media_urls(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _input_urls(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    return _item_urls(body, "input", ("content", "output"))
+    return _item_urls(body, "input", _INPUT_FIELDS)
 
 
 def _decision_urls(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -73,14 +78,21 @@ def _item_urls(
     body: Mapping[str, Any], field: str, contents: tuple[str, ...]
 ) -> Iterator[tuple[str, str]]:
     """Yield the URLs of the parts of a list's items, which have their parts in `contents`."""
+    for place, part in _item_parts(body, field, contents):
+        url = _url_of(part)
+        if url is not None:
+            yield place, url
+
+
+def _item_parts(
+    body: Mapping[str, Any], field: str, contents: tuple[str, ...]
+) -> Iterator[tuple[str, object]]:
     items = body.get(field)
     for i, item in enumerate(items if isinstance(items, list) else ()):
         for name in contents if isinstance(item, dict) else ():
             content = item.get(name)
             for j, part in enumerate(content if isinstance(content, list) else ()):
-                url = _url_of(part)
-                if url is not None:
-                    yield f"{field}.{i}.{name}.{j}", url
+                yield f"{field}.{i}.{name}.{j}", part
 
 
 def _url_of(part: object) -> str | None:

@@ -76,6 +76,11 @@ class Batch:
         return self.extension.get("table_url")
 
     @property
+    def labels_spans(self) -> bool:
+        """Return whether the model is known to label spans of texts."""
+        return bool(self.extension.get("labels_spans"))
+
+    @property
     def extension(self) -> Mapping[str, Any]:
         """Return the `tidemill` extension of the Batch: rates, cost, ETA."""
         return self.fields.get("tidemill") or {}

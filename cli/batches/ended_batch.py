@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from tidemill.offline.console.errors import Refused
 from tidemill.offline.files.table_options import check_rows_names
 
 from ..api.client import Client
 from ..api.objects import Batch
 from ..transfer.download import check_target
-from .fetched_table import format_of_rows, is_table_name, with_table
-from .outcome import exit_status_of, log_end, print_json
+from .fetched_table import check_table_of_rows, format_of_rows, is_table_name, with_table
+from .outcome import log_end, print_json
 from .wait import Targets, fetch_and_report, targets_of
 
 
@@ -21,34 +20,35 @@ def targets_before_end(batch: Batch, arguments: argparse.Namespace) -> Targets:
     if name is None or not is_table_name(name):
         check_rows_names(name, arguments.error_file)
         return targets_of(arguments, _names_for(batch))
+    if not batch.is_table and batch.table_url is None:
+        check_table_of_rows(batch, name, arguments.error_file)
     for each in (name, arguments.error_file):
         check_target(each, force=arguments.force)
     return Targets(None, arguments.error_file, arguments.force, name)
 
 
-def fetch_ended(client: Client, batch: Batch, arguments: argparse.Namespace) -> int:
-    """Fetch the rows of a batch that has ended, or its table; return the exit status."""
+def fetch_ended(client: Client, batch: Batch, arguments: argparse.Namespace) -> None:
+    """Fetch the rows of a batch that has ended, or its table."""
     name, errors = arguments.output_file, arguments.error_file
     if name is not None and batch.table_url is None and format_of_rows(name) is not None:
-        return _write_table(client, batch, arguments)
+        _write_table(client, batch, arguments)
+        return
     targets = with_table(batch, targets_of(arguments, _names_for(batch)), name, errors)
-    return fetch_and_report(client, batch, targets, as_json=arguments.json)
+    fetch_and_report(client, batch, targets, as_json=arguments.json)
 
 
 def _names_for(batch: Batch) -> tuple[str, str]:
     return f"{batch.id}.output.jsonl", f"{batch.id}.errors.jsonl"
 
 
-def _write_table(client: Client, batch: Batch, arguments: argparse.Namespace) -> int:
+def _write_table(client: Client, batch: Batch, arguments: argparse.Namespace) -> None:
     """Write the rows of a batch without a table as one."""
     from .row_table import write_table_of_rows  # late: it needs pyarrow
 
     name: str = arguments.output_file
-    if arguments.error_file is not None:
-        raise Refused("a table contains the errors of failed rows: remove -e")
+    check_table_of_rows(batch, name, arguments.error_file)
     check_target(name, force=arguments.force)
     write_table_of_rows(client, batch, name)
     if arguments.json:
         print_json({**batch.fields, "saved": {"table": name}})
     log_end(batch)
-    return exit_status_of(batch)

@@ -45,11 +45,20 @@ def is_table_name(name: str) -> bool:
     return suffix in FORMATS_BY_SUFFIX and suffix != _ROWS_SUFFIX
 
 
-def _check_format(batch: Batch, output: str, suffix: str | None) -> None:
-    if suffix is None:
+def check_table_of_rows(batch: Batch, name: str, errors: str | None) -> None:
+    """Raise Refused for a table that the rows of a batch without one cannot be written to."""
+    if format_of_rows(name) is None:
         raise Refused(
             f"{batch.id} has no table, only rows: pass -o a .jsonl, .csv or .parquet file name"
         )
+    if errors is not None:
+        raise Refused("a table contains the errors of failed rows: remove -e")
+
+
+def _check_format(batch: Batch, output: str, suffix: str | None) -> None:
+    if suffix is None:
+        check_table_of_rows(batch, output, None)
+        return
     named = PurePosixPath(output).suffix.lower()
     if FORMATS_BY_SUFFIX[named] != FORMATS_BY_SUFFIX.get(suffix):
         raise Refused(

@@ -100,8 +100,8 @@ def submit(
     as_json: bool,
     filename: str | None = None,
     table: Source | None = None,
-) -> int:
-    """Submit a file and return the exit status; with targets, wait and fetch its rows.
+) -> Batch:
+    """Submit a file and return its batch; with targets, wait and fetch its rows.
 
     The server lists the input as `filename`; the default is the source's name. A `table` is
     uploaded instead of its requests, which are the source.
@@ -125,7 +125,7 @@ def submit(
         if targets is not None:
             return wait_and_fetch(client, batch, targets, as_json=as_json)
     log(f"wait for it and fetch its rows with `tidemill resume {batch.id}`")
-    return 0
+    return batch
 
 
 def check_source(

@@ -11,10 +11,11 @@ from tidemill.offline.files.input_file import InputFile
 from tidemill.offline.files.table_options import TableOptions
 from tidemill.offline.files.table_output import write_table
 
+from ..api.objects import Batch
 from .table_targets import fetched_files
 
 
-def make_table(options: TableOptions, requests: InputFile) -> None:
+def make_table(options: TableOptions, requests: InputFile, batch: Batch) -> None:
     """Write the table of an ended batch from its fetched rows, and remove their files."""
     fetched = [path for name in fetched_files(options.output) if (path := Path(name)).exists()]
     if not fetched:
@@ -25,7 +26,13 @@ def make_table(options: TableOptions, requests: InputFile) -> None:
             files = [stack.enter_context(path.open("rb")) for path in fetched]
             stack.enter_context(rows.open("wb")).writelines(in_order(requests.lines(), files))
         assert requests.table is not None
-        write_table(requests.table, rows, options.output, options.output_format)
+        write_table(
+            requests.table,
+            rows,
+            options.output,
+            options.output_format,
+            labels_spans=batch.labels_spans,
+        )
     finally:
         rows.unlink(missing_ok=True)
     for path in fetched:

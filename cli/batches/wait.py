@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from ..api.objects import Batch
 from ..transfer.download import STANDARD_OUTPUT, check_target, fetch_results
 from .failures import failures_in, log_failures
 from .follow import batch_progress, follow
-from .outcome import exit_status_of, log_end, print_json
+from .outcome import log_end, print_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,41 +91,47 @@ def wait_and_fetch(
     targets: Targets,
     *,
     as_json: bool,
-    fetch: Callable[[Batch], int] | None = None,
-) -> int:
-    """Wait until a batch has ended, fetch its rows, to the targets or by `fetch`.
+    fetch: Callable[[Batch], object] | None = None,
+) -> Batch:
+    """Wait until a batch has ended, fetch its rows, to the targets or by `fetch`, and return it."""
+    command = targets.resume_command(batch.id)
+    waiting = f"the batch {batch.id} continues; to wait for it and fetch its rows"
+    with _advising(waiting, command), batch_progress() as show:
 
-    Returns the exit status.
-    """
-    how = f"to wait for it and fetch its rows: `{targets.resume_command(batch.id)}`"
-    try:
-        with batch_progress() as show:
+        def show_and_print(seen: Batch) -> None:
+            show(seen)
+            if as_json and not seen.has_ended:
+                print_json(seen.fields)
 
-            def show_and_print(seen: Batch) -> None:
-                show(seen)
-                if as_json and not seen.has_ended:
-                    print_json(seen.fields)
-
-            batch = follow(client, batch, show_and_print)
+        batch = follow(client, batch, show_and_print)
+    with _advising(f"the batch {batch.id} has ended; to fetch its rows", command):
         if fetch is not None:
-            return fetch(batch)
-        return fetch_and_report(client, batch, targets, as_json=as_json)
+            fetch(batch)
+        else:
+            fetch_and_report(client, batch, targets, as_json=as_json)
+    return batch
+
+
+@contextmanager
+def _advising(what: str, command: str) -> Iterator[None]:
+    """Name the command that does what an error or a signal prevents."""
+    try:
+        yield
     except Stopped as exc:
-        raise Stopped(exc.signum, f"the batch {batch.id} continues; {how}") from exc
+        raise Stopped(exc.signum, f"{what}: `{command}`") from exc
     except CliError:
-        log(f"the batch {batch.id} continues; {how}")
+        log(f"{what}: `{command}`")
         raise
 
 
-def fetch_and_report(client: Client, batch: Batch, targets: Targets, *, as_json: bool) -> int:
-    """Fetch the rows of an ended batch, log its outcome, and return the exit status."""
+def fetch_and_report(client: Client, batch: Batch, targets: Targets, *, as_json: bool) -> None:
+    """Fetch the rows of an ended batch, and log its outcome."""
     names = {"output": targets.output, "errors": targets.errors, "table": targets.table}
     saved = fetch_results(client, batch, names, force=targets.force)
     if as_json:
         print_json({**batch.fields, "saved": saved})
     log_end(batch)
     log_row_errors(batch, targets)
-    return exit_status_of(batch)
 
 
 def log_row_errors(batch: Batch, targets: Targets) -> None:

@@ -58,7 +58,8 @@ def command(arguments: argparse.Namespace) -> int:
                 f"`tidemill resume {batch.id}`, or print rows as they finish with "
                 f"`tidemill results {batch.id} --follow`"
             )
-        return fetch_ended(client, batch, arguments)
+        fetch_ended(client, batch, arguments)
+        return exit_status_of(batch)
 
 
 def _follow(client: Client, batch: Batch) -> int:

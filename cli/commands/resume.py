@@ -9,7 +9,7 @@ from tidemill.offline.console.signals import StopSignals
 from ..api.server import add_server_flags, server_of
 from ..batches.batch_flags import add_file_flags
 from ..batches.lookup import ID_HELP
-from ..batches.outcome import EXIT_STATUSES
+from ..batches.outcome import EXIT_STATUSES, exit_status_of
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,10 +40,11 @@ def command(arguments: argparse.Namespace) -> int:
     with StopSignals(), Client(server) as client:
         batch = find_batch(client, arguments.id)
         targets = targets_before_end(batch, arguments)
-        return wait_and_fetch(
+        batch = wait_and_fetch(
             client,
             batch,
             targets,
             as_json=arguments.json,
             fetch=lambda ended: fetch_ended(client, ended, arguments),
         )
+    return exit_status_of(batch)

@@ -20,7 +20,7 @@ from tidemill.offline.files.table_options import format_of
 
 from ..api.server import add_server_flags, server_of
 from ..batches.batch_flags import add_batch_flags, add_file_flags, options_of
-from ..batches.outcome import EXIT_STATUSES
+from ..batches.outcome import EXIT_STATUSES, exit_status_of
 
 _DESCRIPTION = """\
 Rerun the requests that failed or were not run.
@@ -151,7 +151,8 @@ def command(arguments: argparse.Namespace) -> int:
         if made is not None:
             report_created(made, targets, as_json=arguments.json)
             if targets is not None:
-                return wait_and_fetch(client, made, targets, as_json=arguments.json)
+                ended = wait_and_fetch(client, made, targets, as_json=arguments.json)
+                return exit_status_of(ended)
             log(f"wait for it and fetch its rows with `tidemill resume {made.id}`")
             return 0
         tmp_dir = arguments.output_tmp_dir
@@ -162,7 +163,7 @@ def command(arguments: argparse.Namespace) -> int:
             if requests is None:
                 log(f"{batch.id} has no requests to retry")
                 return ROWS_FAILED if batch.failed else 0
-            return submit(
+            ended = submit(
                 server,
                 requests,
                 batch.fields["endpoint"],
@@ -171,6 +172,7 @@ def command(arguments: argparse.Namespace) -> int:
                 as_json=arguments.json,
                 filename=retry.filename_of_retry(client, batch),
             )
+    return 0 if targets is None else exit_status_of(ended)
 
 
 def _write_failed(arguments: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from tidemill.offline.files.table_options import TableOptions, table_options
 
 from ..api.server import BASE_URL, add_server_flags, server_of
 from ..batches.batch_flags import add_input_flags, file_of, options_of
-from ..batches.outcome import EXIT_STATUSES
+from ..batches.outcome import EXIT_STATUSES, exit_status_of
 from ..batches.table_targets import name_fetched_rows
 
 RECIPE: Final = "recipe"
@@ -101,14 +101,14 @@ def command(arguments: argparse.Namespace) -> int:
         if is_table_sent and requests is not None and requests.table is not None:
             [sent] = requests.table.sources
         name = None if sent is None else _name_of(file, sent.name)
-        status = submit(
+        batch = submit(
             server, source, endpoint, fields, targets, as_json=as_json, filename=name, table=sent
         )
         if requests is not None and table is not None and targets is not None and sent is None:
             from ..batches.table_results import make_table
 
-            make_table(table, requests)
-        return status
+            make_table(table, requests, batch)
+    return 0 if targets is None else exit_status_of(batch)
 
 
 def _with_escalation(table: TableOptions, fields: dict[str, Any], file: str) -> TableOptions:

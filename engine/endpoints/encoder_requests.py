@@ -108,8 +108,8 @@ class EncodingRequestBuilder:
         cut, reader = self._truncation(request), self._reader
         if is_query and self._expansion is not None and self._model.query_padding_id is None:
             raise RequestError(
-                "This model pads queries, which is supported for bidirectional networks only: send "
-                "documents.",
+                "This model pads its queries, which is not supported for causal networks: send "
+                "only documents, or use a model with a bidirectional network.",
                 param=param,
             )
         most = self._query_length if is_query else None

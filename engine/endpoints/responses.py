@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tidemill.protocol.contract import Reply
-from tidemill.protocol.fetched_urls import has_input_images
+from tidemill.protocol.fetched_urls import has_input_media
 from tidemill.protocol.responses.events import ResponseEvents, matched_logprobs
 from tidemill.protocol.responses.request import ResponsesRequest
 from tidemill.protocol.responses.response import response_body
@@ -43,10 +43,10 @@ class Responses:
         self._chat = chat
 
     def fetched(self, body: dict[str, Any]) -> AbstractAsyncContextManager[dict[str, Any]] | None:
-        """Return the fetch of a body's images; None for a body without images."""
+        """Return the fetch of a body's media; None for a body without media."""
         return (
             self._chat.images.fetched(body, ResponsesRequest, ResponsesRequest.images)
-            if has_input_images(body)
+            if has_input_media(body)
             else None
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -29,6 +30,10 @@ _PROCESS_BYTES: Final = 256 * 2**20
 _MAX_CPU_SECONDS: Final = 10
 _MAX_SECONDS: Final = 60.0
 _MAX_ANSWER_BYTES: Final = 1_000
+_INHERITED: Final = frozenset(
+    ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+)
+"""Environment variables of the process, with those of Python: documents may be hostile."""
 _ENDED: Final = "takes too much memory, or is damaged"
 _LATE: Final = "takes too much time"
 
@@ -104,6 +109,7 @@ class _PdfProcess:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output may contain rows
+                env=_environment(),
                 start_new_session=True,  # Ctrl-C is for this process
             )
         self._connection = Connection(ours.detach())
@@ -133,6 +139,15 @@ class _PdfProcess:
         """End the process, which a later request starts again."""
         with self._lock:
             self._end()
+
+
+def _environment() -> dict[str, str]:
+    """Return the variables that Python needs, without credentials."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _INHERITED or name.startswith("PYTHON")
+    }
 
 
 _process = _PdfProcess()

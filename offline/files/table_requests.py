@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -40,12 +41,14 @@ def open_requests(
 ) -> InputFile:
     """Open a table, and return an input with the requests of its rows; raises BadInput.
 
+    Images and recordings may be files in the folder of a local table.
     `output_format` is the format of the result table; None if none is written.
     """
     table = open_table_input(
         name, recipe, tmp_dir=tmp_dir, delays=delays, dataset=dataset, stack=stack
     )
-    return _render(table, output_format, tmp_dir, max_line_bytes, stack)
+    folder = None if dataset is not None else _folder_of(name)
+    return _render(table, output_format, tmp_dir, max_line_bytes, stack, media_folder=folder)
 
 
 def open_table_input(
@@ -69,6 +72,8 @@ def _render(
     tmp_dir: Path | None,
     max_line_bytes: int,
     stack: ExitStack,
+    *,
+    media_folder: Path | None,
 ) -> InputFile:
     """Return an input with the requests of the rows, in a temporary file.
 
@@ -87,7 +92,7 @@ def _render(
     num_rows, next_word = 0, time.monotonic() + _SECONDS_PER_WORD
     try:
         for count, lines in rendered(template, table.batches(template.columns)):
-            copy.writelines(lines)
+            copy.writelines(lines if media_folder is None else _with_media(lines, media_folder))
             num_rows += count
             if num_rows == count:
                 _check_room(table, copy.tell() / max(1, count), folder)
@@ -109,6 +114,24 @@ def _render(
     return InputFile(
         source, form, max_line_bytes, unpacked=copy, table=table, has_constant_prompt=is_constant
     )
+
+
+def _folder_of(name: str) -> Path | None:
+    """Return the folder of a local table, which may be a folder itself; None for any other."""
+    path = Path(name)
+    if path.is_dir():
+        return path
+    return path.parent if path.is_file() else None
+
+
+def _with_media(lines: Iterable[bytes], folder: Path) -> Iterator[bytes]:
+    for line in lines:
+        if b'_url"' in line or b'"images"' in line or b'"file_data"' in line:
+            from .local_media import with_local_media  # late: few tables have media
+
+            yield with_local_media(line, folder)
+        else:
+            yield line
 
 
 def _check_room(table: TableInput, bytes_per_row: float, folder: str) -> None:

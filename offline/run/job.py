@@ -330,14 +330,7 @@ def _finish(run: Run, files: OutputFiles, tally: Tally) -> str | None:
         if requests.table is not None and run.options.stage is None:
             from .table_run import finish_table
 
-            info = run.metrics.info
-            finish_table(
-                run.options,
-                requests.table,
-                tally,
-                run.record.rows.latest,
-                labels_spans=info is not None and info.labels_spans,
-            )
+            finish_table(run.options, requests.table, tally, run.record.rows.latest)
         changed = requests.source.changed()
         run.record.finish(tally.num_rows)
         is_marked = False

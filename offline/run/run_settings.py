@@ -24,6 +24,7 @@ from ..files.table_options import TableOptions
 from .run_options import RunOptions
 
 MODEL: Final = "--model"
+_LABELS_SPANS: Final = "labels_spans"
 _FLAGS: Final = {
     "served_model_names": "--served-model-name",
     "line_url": "--url",
@@ -105,15 +106,21 @@ def is_of_recipe(name: str) -> bool:
 
 
 def with_loaded_model(settings: Settings, info: EngineInfo) -> Settings:
-    """Return the settings with the loaded model, if its files were not local before.
+    """Return the settings with the loaded model, whose files may not have been local before.
 
     The hub may then have another revision, or files that were missing in the local cache.
     """
-    model = settings[MODEL]
-    if model["digest"] is not None and info.revision is None:
-        return settings
-    loaded = {**model, "revision": info.revision, "digest": info.model_digest}
+    loaded = {**settings[MODEL]}
+    if loaded["digest"] is None or info.revision is not None:
+        loaded |= {"revision": info.revision, "digest": info.model_digest}
+    if info.labels_spans:
+        loaded[_LABELS_SPANS] = True
     return {**settings, MODEL: loaded}
+
+
+def has_span_labels(settings: Settings | None) -> bool:
+    """Return whether the model of these settings is known to label spans of texts."""
+    return settings is not None and _LABELS_SPANS in settings[MODEL]
 
 
 def _files_of(name: str, path: str) -> dict[str, str | None]:

@@ -14,6 +14,7 @@ from ..files.row_settings import Settings
 from ..files.table_input import TableInput
 from ..files.table_output import write_table
 from .run_options import RunOptions
+from .run_settings import has_span_labels
 from .tally import Tally
 
 
@@ -48,17 +49,11 @@ def with_rows_file(options: RunOptions) -> RunOptions | None:
 
 
 def finish_table(
-    options: RunOptions,
-    table: TableInput,
-    tally: Tally,
-    settings: Settings | None,
-    *,
-    labels_spans: bool,
+    options: RunOptions, table: TableInput, tally: Tally, settings: Settings | None
 ) -> None:
     """Write the table, and remove the file of its rows unless some failed or were truncated.
 
-    `settings` are those of the rows, for a calibration. A model that `labels_spans` is a token
-    classifier.
+    `settings` are those of the rows, for a calibration and the column of a token classifier.
     The rows of a shard stay: the table is written from all shards, once they are joined.
     """
     assert options.table is not None
@@ -71,7 +66,7 @@ def finish_table(
         )
         return
     target, form = options.table.output, options.table.output_format
-    columns = write_table(table, rows, target, form, labels_spans=labels_spans)
+    columns = write_table(table, rows, target, form, labels_spans=has_span_labels(settings))
     if columns.calibration is not None:
         from ..files.calibration_file import write_plot  # late: few runs have one
 

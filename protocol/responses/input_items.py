@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 from ..custom_tools import arguments_of
 from ..fields import Text, text_or_list_of
 from ..page_ranges import Pages
-from ..parts import CheckedUrl, FileSource
+from ..parts import INPUT_AUDIO, CheckedUrl, FileSource, InputAudioPart
 
 _TEXT_TYPES = ("input_text", "output_text", "text")
 
@@ -24,7 +24,8 @@ def _absent(value: object) -> object:
 def _other_part(kind: str) -> str:
     del kind
     raise ValueError(
-        "must be 'input_text', 'input_image' or 'input_file': other types are not supported"
+        "must be 'input_text', 'input_image', 'input_file' or 'input_audio': other types are not"
+        " supported"
     )
 
 
@@ -78,6 +79,8 @@ def _form_of_part(value: object) -> str:
         return "<image>"
     if kind == "input_file":
         return "<file>"
+    if kind == INPUT_AUDIO:
+        return "<audio>"
     if kind == "refusal":
         return "<refusal>"
     return "<other>" if isinstance(kind, str) and kind not in _TEXT_TYPES else "<text>"
@@ -87,6 +90,7 @@ Part = Annotated[
     Annotated[TextPart, Tag("<text>")]
     | Annotated[ImagePart, Tag("<image>")]
     | Annotated[FilePart, Tag("<file>")]
+    | Annotated[InputAudioPart, Tag("<audio>")]
     | Annotated[RefusalPart, Tag("<refusal>")]
     | Annotated[_OtherPart, Tag("<other>")],
     Discriminator(_form_of_part),
@@ -280,8 +284,12 @@ def _content(content: str | list[Any]) -> str | list[dict[str, Any]]:
     return parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts
 
 
-def _chat_part(part: TextPart | RefusalPart | ImagePart | FilePart) -> dict[str, Any]:
+def _chat_part(
+    part: TextPart | RefusalPart | ImagePart | FilePart | InputAudioPart,
+) -> dict[str, Any]:
     match part:
+        case InputAudioPart():
+            return part.model_dump()
         case FilePart():
             return {"type": "file", "file": {"file_url": part.url}, "pages": part.pages}
         case ImagePart():

@@ -25,7 +25,7 @@ from ..chat import ChatCompletionRequest
 from ..custom_tools import chat_function
 from ..errors import RequestError
 from ..fields import NumLogprobs, Text, Whole, few_fields, text_or_list_of
-from ..parts import PlacedImage
+from ..parts import InputAudioPart, PlacedImage
 from ..unsupported import CHAT
 from ..validation import parse, refuse_unsupported, short_repr
 from .input_items import ChatMessages, FilePart, ImagePart, Item
@@ -239,18 +239,20 @@ class ResponsesRequest(BaseModel):
         return param
 
     def images(self) -> list[PlacedImage]:
-        """Return the images and documents of messages and outputs."""
+        """Return the images, documents and recordings of messages and outputs."""
         return [
-            PlacedImage(f"input.{index}.{name}.{place}", part.image_url)
-            if isinstance(part, ImagePart)
-            else PlacedImage(
-                f"input.{index}.{name}.{place}", part.url, part.pages, is_document=True
+            PlacedImage(
+                f"input.{index}.{name}.{place}",
+                part.image_url if isinstance(part, ImagePart) else part.url,
+                part.pages if isinstance(part, FilePart) else None,
+                is_document=isinstance(part, FilePart),
+                is_recording=isinstance(part, InputAudioPart),
             )
             for index, item in enumerate(self.input if isinstance(self.input, list) else ())
             for name in ("content", "output")
             if isinstance(parts := getattr(item, name, None), list)
             for place, part in enumerate(parts)
-            if isinstance(part, ImagePart | FilePart)
+            if isinstance(part, ImagePart | FilePart | InputAudioPart)
         ]
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 from tidemill.batch.batch_object import BatchObject, batch_object
 from tidemill.batch.errors import InvalidMove
 from tidemill.batch.file.lines import FormatError
-from tidemill.batch.model import Batch, BatchError
+from tidemill.batch.model import Batch, BatchError, EngineInfo
 from tidemill.batch.states import Status
 from tidemill.protocol.contract import EngineError, Responder, Served
 from tidemill.protocol.in_flight import InFlightLimiter
@@ -84,6 +84,7 @@ class Runner:
         retry_seconds: float = _RETRY_SECONDS,
     ) -> None:
         self._store = store
+        self._engine = engine
         self._responder = responder or engine
         self._models = models
         self._clock = clock
@@ -340,6 +341,7 @@ class Runner:
         """Run the lines of a batch until all have rows, or it is cancelled or expires."""
         rows = self._store.rows_of(batch.id)
         await asyncio.to_thread(rows.open)
+        await asyncio.to_thread(self._note_engine, batch)
         path = self._store.input_path(batch.id)
         echo = await asyncio.to_thread(self._store.echoed_fields, batch)
         run = BatchRun(
@@ -374,6 +376,13 @@ class Runner:
             await self._move(batch, Status.FINALIZING, outcome=Status.COMPLETED)
         elif not running.stop.is_set():
             await self._move(batch, Status.FINALIZING, outcome=Status.EXPIRED)
+
+    def _note_engine(self, batch: Batch) -> None:
+        """Record the engine that runs a batch, unless one is recorded."""
+        if batch.engine == EngineInfo():
+            info = self._engine.info()
+            engine = EngineInfo(info.revision, info.engine_version, info.labels_spans)
+            self._store.batches.change(batch.id, engine=engine)
 
     def _check_rows(self, batch: Batch) -> None:
         """Raise RowsGone unless every line of a batch has its durable row."""

@@ -85,13 +85,14 @@ def test_the_cost_is_a_field_of_tidemill() -> None:
         status=Status.COMPLETED,
         in_progress_at=100,
         completed_at=160,
-        engine=EngineInfo("r1", "1.2"),
+        engine=EngineInfo("r1", "1.2", labels_spans=True),
     )
     beyond = batch_object(batch, PROGRESS, now=999, price_per_gpu_hour=4.0).tidemill
     assert beyond.seconds == 60
     assert beyond.gpu_seconds == 1800.0
     assert beyond.cost == 2.0
     assert (beyond.model_revision, beyond.engine_version) == ("r1", "1.2")
+    assert beyond.labels_spans
     assert cost_of(PROGRESS.gpu_seconds, None) is None
 
 

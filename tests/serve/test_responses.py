@@ -145,9 +145,9 @@ def test_a_call_and_its_output_continue_a_conversation(client: openai.OpenAI, ch
         ({"input": [{"role": "user", "content": []}]}, "input.0.content", "must not be empty"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input", "must contain a message"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_audio", "data": "f"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_video", "data": "f"}]}]},
             "input.0.content.0.type",
-            "must be 'input_text', 'input_image' or 'input_file'",
+            "must be 'input_text', 'input_image', 'input_file' or 'input_audio'",
         ),
         (
             {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},

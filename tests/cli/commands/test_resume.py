@@ -62,7 +62,7 @@ def test_a_download_that_was_given_up_goes_on_at_the_next_command(shell: Shell) 
     result = shell.type("resume", batch_id, "-o", "rows")
     assert result.status == 1
     assert "the results cannot be downloaded: storage returned HTTP 404" in result.err
-    assert f"`tidemill resume {batch_id} -o rows" in result.err
+    assert f"{batch_id} has ended; to fetch its rows: `tidemill resume {batch_id} -o" in result.err
     assert not Path("rows").exists()
     result = shell.type("results", batch_id, "-o", "rows")
     assert result.status == 0
@@ -88,6 +88,23 @@ def test_outputs_that_cannot_be_written_are_refused_before_the_wait(
     result = shell.type("resume", batch_id, "-o", "rows")
     assert result.status == 2
     assert words in result.err
+    assert shell.api.batches[batch_id]["status"] == "in_progress"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("-o", "x.csv", "-e", "errors"), "contains the errors of failed rows: remove -e"),
+        (("-o", "x.tsv"), "has no table, only rows: pass -o a .jsonl, .csv or .parquet file name"),
+    ],
+)
+def test_tables_that_rows_cannot_be_written_to_are_refused_before_the_wait(
+    shell: Shell, flags: tuple[str, ...], words: str
+) -> None:
+    """A batch whose input is not a table gets one only as CSV or Parquet."""
+    batch_id = submitted(shell)
+    result = shell.type("resume", batch_id, *flags)
+    assert (result.status, words in result.err) == (2, True)
     assert shell.api.batches[batch_id]["status"] == "in_progress"
 
 

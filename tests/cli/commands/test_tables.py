@@ -94,6 +94,25 @@ def test_waiting_ends_with_the_table(shell: Shell) -> None:
     assert len(shell.api.batches) == 1
 
 
+@pytest.mark.parametrize("labels_spans", [False, True])
+def test_failed_rows_of_a_token_classifier_have_its_column(
+    shell: Shell, *, labels_spans: bool
+) -> None:
+    """The batch says whether its model labels spans, even if no row shows them."""
+
+    def note(*_: str) -> None:
+        for batch in shell.api.batches.values():
+            batch["tidemill"]["labels_spans"] = labels_spans
+
+    shell.api.seen = note
+    table = write("t.csv", "text\na\n")
+    write("t.recipe.toml", "url = '/v1/classify'\nprompt = '{{ text }}'\nparams.fail = 'no'\n")
+    assert shell.type("submit", table, "--wait").status == 3
+    names = arrow_csv.read_csv("t.output.csv").column_names
+    expected = ["spans"] if labels_spans else ["label", "score", "probs"]
+    assert names == ["text", *expected, "usage", "error"]
+
+
 QUESTION = ("--ask", "good: Is it good?")
 LEARNT = (*QUESTION, "--escalate", "large", "--target-accuracy", "0.9")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import subprocess
 import sys
 import threading
 import zlib
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BytesIO
 from random import Random
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -53,6 +55,30 @@ def test_without_pdfium_the_message_names_the_extra(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "pypdfium2", None)
     with pytest.raises(ImageRefused, match=r"pip install 'tidemill\[pdf\]'"):
         count_images(document(b""), 9)
+
+
+def test_the_process_has_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads hostile documents, and gets only the variables that Python needs."""
+    given: list[dict[str, str]] = []
+    start = subprocess.Popen
+
+    def note(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        given.append(options["env"])
+        return start(*arguments, **options)
+
+    monkeypatch.setattr(pdf.subprocess, "Popen", note)
+    for name in ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "PYTHONHASHSEED"):
+        monkeypatch.setenv(name, "1")
+    process = pdf._PdfProcess()
+    try:
+        answer, _ = process.ask(pages(1), None)
+    finally:
+        process.close()
+    assert answer == {"pages": 1}
+    [environment] = given
+    assert "PATH" in environment
+    assert environment["PYTHONHASHSEED"] == "1"
+    assert not environment.keys() & {"AWS_SECRET_ACCESS_KEY", "HF_TOKEN"}
 
 
 def compressed(data: bytes, entries: bytes = b"") -> bytes:

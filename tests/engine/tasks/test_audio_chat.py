@@ -164,6 +164,26 @@ async def _fetched(served: Dispatcher, part: dict[str, Any]) -> Reply:
     return await served.respond(URL, body, "req_1", 0)
 
 
+async def test_responses_read_recordings(served: Dispatcher) -> None:
+    """The answer is the chat's, and a recording that does not fit has its place in the input."""
+    recording = input_audio(clip(0.5, 1))
+    chat = await ask(served, [recording, {"type": "text", "text": "Well?"}], max_tokens=6)
+    content = [recording, {"type": "input_text", "text": "Well?"}]
+    body = {"input": [{"role": "user", "content": content}], "temperature": 0}
+    reply = await served.respond("/v1/responses", {**body, "max_output_tokens": 6}, "req_1", 0)
+    assert reply.status_code == 200, reply.body
+    [message] = reply.body["output"]
+    expected = chat.body["choices"][0]["message"]["content"]
+    assert [part["text"] for part in message["content"]] == [expected]
+    assert reply.usage.prompt_tokens == chat.usage.prompt_tokens
+    content[0] = input_audio(clip(WINDOW + 1, 1))
+    reply = await served.respond("/v1/responses", body, "req_1", 0)
+    assert reply.body["error"]["message"] == (
+        "The recording of `input.0.content.0` is longer than the maximum of 30 s."
+    )
+    assert reply.body["error"]["param"] == "input.0.content.0"
+
+
 async def test_recordings_that_do_not_fit_are_named(served: Dispatcher) -> None:
     """A longer one is refused, where transformers would cut it."""
     assert await refused(served, input_audio(clip(WINDOW + 1, 1))) == (

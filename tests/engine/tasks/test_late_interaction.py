@@ -283,5 +283,5 @@ def test_a_decoder_reads_no_padded_queries() -> None:
         query_padding_id=find_padding_id("tiny", described, vocabulary, network),
     )
     request = PoolRequest(input="a")
-    with pytest.raises(RequestError, match="pads queries, which is supported for bidirectional"):
+    with pytest.raises(RequestError, match="pads its queries, which is not supported for causal"):
         EncodingRequestBuilder(model).from_prompts(["a"], request, param="input", is_query=True)

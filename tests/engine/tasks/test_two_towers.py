@@ -11,6 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -24,7 +25,10 @@ from tidemill.engine.errors import ModelRefused
 from tidemill.engine.inspection import inspect_model
 from tidemill.engine.model.encoders import two_towers_loading
 from tidemill.engine.model.encoders.two_towers import read_two_towers
+from tidemill.net.fetch import Fetcher
 from tidemill.protocol.contract import EngineError
+from tidemill.server.app import make_app, make_context
+from tidemill.server.settings import ServerSettings
 
 URL = "/v1/embeddings"
 TEXTS = ["a photo of a cat", "tide", "two mills by the water, and a long wall of stones in front"]
@@ -148,6 +152,49 @@ async def test_what_is_wrong_with_a_request_is_its_error(
     assert np.abs(vectors_of(good) - towers.texts(["tide"])).max() < 1e-4
     cut = await answer(served, URL, input=long, truncate_prompt_tokens=-1)
     assert cut["usage"]["prompt_tokens"] == POSITIONS
+
+
+async def test_images_are_fetched_as_those_of_chats_are(
+    models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From public hosts and allowed buckets; paths are not read."""
+    buffer, urls = BytesIO(), []
+    IMAGES["tall"].save(buffer, "PNG")
+
+    async def fetch(_: object, url: str, allowance: object) -> bytes:
+        del allowance
+        urls.append(url)
+        return buffer.getvalue()
+
+    monkeypatch.setattr(Fetcher, "fetch", fetch)
+    towers, served = models["clip"]
+    web = {"type": "image_url", "image_url": {"url": "https://files.example.com/a.png"}}
+    body = await answer(served, URL, messages=shown(web))
+    assert np.abs(vectors_of(body) - towers.images([IMAGES["tall"]])).max() < 1e-4
+    assert urls == ["https://files.example.com/a.png"]
+    for url, words in (
+        ("s3://bucket/a.png", "s3:// URLs are disabled (--allowed-media-buckets)"),
+        ("http://127.0.0.1/a.png", "not a public host"),
+        ("images/a.png", "paths of files are read only in tables of `tidemill run`"),
+    ):
+        error = (await refusal(served, URL, messages=shown({**web, "image_url": url}))).body
+        assert error["error"]["param"].startswith("messages.0.content.0")
+        assert words in error["error"]["message"]
+    assert len(urls) == 1
+
+
+async def test_a_server_has_vectors_of_images(models: dict[str, Model]) -> None:
+    """Each client's form of a request has the same vector."""
+    towers, served = models["siglip"]
+    app = make_app(make_context(served, ("tiny",), ServerSettings()))
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        messages = shown(part(IMAGES["tall"]))
+        openai = await client.post("/v1/embeddings", json={"messages": messages})
+        cohere = await client.post("/v2/embed", json={"images": [inline(IMAGES["tall"])]})
+    expected = towers.images([IMAGES["tall"]])
+    assert np.abs(vectors_of(openai.json()) - expected).max() < 1e-4
+    assert np.abs(np.array(cohere.json()["embeddings"]["float"]) - expected).max() < 1e-4
 
 
 async def test_cohere_clients_get_vectors_of_images(models: dict[str, Model]) -> None:

@@ -93,11 +93,16 @@ def drop(cloud: Cloud, data: bytes, key: str, recipe: bytes | None = RECIPE) -> 
 
 
 def row_of(number: int, line: dict[str, Any]) -> FinishedRow:
-    """Return the answer to a line: its prompt, in capitals; the second is refused."""
-    text = line["body"]["messages"][-1]["content"]
-    choice = {"message": {"role": "assistant", "content": text.upper()}, "finish_reason": "stop"}
+    """Return the answer to a line: its prompt, in capitals, or flags; the second is refused."""
     usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-    body: dict[str, Any] = {"choices": [choice], "usage": usage}
+    if "messages" in line["body"]:
+        text = line["body"]["messages"][-1]["content"].upper()
+        choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        body: dict[str, Any] = {"choices": [choice], "usage": usage}
+    else:
+        flags = {"spam": len(line["body"]["input"]) < 4}
+        result = {"flagged": flags["spam"], "categories": flags, "category_scores": {"spam": 0.5}}
+        body = {"results": [result]}
     is_success = number != 2
     if not is_success:
         body = {"error": {"message": "no", "type": "invalid_request_error"}}
@@ -152,6 +157,20 @@ def table_of(cloud: Cloud, batch: Batch) -> bytes:
     assert batch.outputs.table_key is not None
     data: bytes = cloud.run(cloud.deployment.bucket.get(batch.outputs.table_key))
     return data
+
+
+def test_a_moderated_table_has_its_flags(files: Cloud) -> None:
+    """The text of a row is its `input`."""
+    recipe = b"url = '/v1/moderations'\nprompt = '{{ text }}'\nkeep = ['review_id']\n"
+    batch = drop(files, comma_separated(REVIEWS), "input/moderated.csv", recipe)
+    assert (batch.status, batch.endpoint) == (Status.IN_PROGRESS, "/v1/moderations")
+    ended = finished(files, published(files, batch))
+    assert (ended.status, ended.errors) == (Status.COMPLETED, ())
+    made = csv.read_csv(io.BytesIO(table_of(files, ended)))
+    names = ["review_id", "flagged", "categories", "category_scores", "usage", "error"]
+    assert made.column_names == names
+    assert made["flagged"].to_pylist() == [True, None, False, False]
+    assert made["error"].to_pylist()[1] == "no"
 
 
 def test_a_parquet_file_comes_back_as_one(files: Cloud) -> None:

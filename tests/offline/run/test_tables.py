@@ -57,7 +57,7 @@ def write_recipe(folder: Path, *lines: str) -> Path:
 def test_failed_rows_of_a_token_classifier_have_its_column(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine knows its columns, even if no row shows them."""
+    """The engine knows its columns, even if no row shows them, and a resume does not need it."""
     found: list[list[str]] = []
     info = ScriptedEngine.info
     source, out = write_table(tmp_path / "table.csv"), tmp_path / "out.csv"
@@ -69,7 +69,10 @@ def test_failed_rows_of_a_token_classifier_have_its_column(
         monkeypatch.setattr(
             ScriptedEngine, "info", lambda each: replace(info(each), labels_spans=True)
         )
-    expected = [["label", "score", "probs"], ["spans"]]
+    out.unlink()
+    assert run("-i", source, "-o", out, "--resume") == 3  # every row is there: no engine is loaded
+    found.append(csv.read_csv(out).column_names)
+    expected = [["label", "score", "probs"], ["spans"], ["spans"]]
     assert found == [[*names, "usage", "error"] for names in expected]
 
 

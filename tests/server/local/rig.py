@@ -78,7 +78,9 @@ class ScriptedEngine:
 
     def info(self) -> EngineInfo:
         """Describe a model without weights."""
-        return EngineInfo(MODEL, None, "test", "cpu", 0, self.max_num_seqs)
+        return EngineInfo(
+            MODEL, None, "test", "cpu", 0, max_num_seqs=self.max_num_seqs, labels_spans=True
+        )
 
     def stats(self) -> EngineStats:
         """Return empty statistics."""

@@ -96,13 +96,16 @@ class ChoosingEngine(ScriptedEngine):
 
 
 async def test_a_batch_without_a_success_has_no_output(tmp_path: Path) -> None:
-    """The batch is still completed, as in the cloud."""
+    """The batch is still completed, as in the cloud, and describes its engine."""
     async with serving(tmp_path) as local:
         batch = await local.submit(lines_of([{"status": 500}]))
         batch = await local.ended(batch["id"])
     assert batch["status"] == "completed"
     assert batch["output_file_id"] is None
     assert batch["error_file_id"] is not None
+    known = batch["tidemill"]
+    assert (known["model_revision"], known["engine_version"]) == (None, "test")
+    assert known["labels_spans"]
 
 
 @pytest.mark.parametrize("form", ["gzip", "array"])

@@ -17,13 +17,17 @@ from tidemill.batch.allowed_media import AllowedMedia
 from tidemill.batch.file.lines import RawLine, parse_line
 from tidemill.engine.config import ImageLimits
 from tidemill.engine.endpoints.chat import _placed_images
+from tidemill.engine.endpoints.cohere_embed import _placed_images as cohere_images
 from tidemill.engine.endpoints.decisions.next_token import _placed_urls
+from tidemill.engine.endpoints.encoder_requests import _placed_images as vector_images
 from tidemill.engine.endpoints.image_inputs import ImageInputs
 from tidemill.engine.endpoints.media_fetch import RecordingFetcher
 from tidemill.handler.worker.shard.media_access import refuse_media
 from tidemill.protocol.chat import ChatCompletionRequest
+from tidemill.protocol.cohere_embed import CohereEmbedRequest
 from tidemill.protocol.decisions.openai_body import DecisionRequest
 from tidemill.protocol.decisions.systemone_body import SystemOneRequest
+from tidemill.protocol.embeddings import EmbeddingRequest
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.responses.request import ResponsesRequest
 from tidemill.protocol.urls import is_object
@@ -78,6 +82,10 @@ def body_of(kind: str, parts: list[Any], decoys: dict[str, Any]) -> dict[str, An
         case "decision":
             items = [{"role": "user", "content": parts}]
             return decoys | {"input": items, "questions": [QUESTION | {"instructions": parts}]}
+        case "vector":
+            return decoys | {"messages": [{"role": "user", "content": parts[:1]}]}
+        case "cohere":
+            return decoys | {"inputs": [{"content": [part]} for part in parts]}
     urls = [part.get("image_url") for part in parts]
     return decoys | {"state": "?", "images": urls, "questions": {"q": NOUL}}
 
@@ -88,6 +96,8 @@ KINDS: dict[str, tuple[Any, Any]] = {
     "response": (ResponsesRequest, ResponsesRequest.images),
     "output": (ResponsesRequest, ResponsesRequest.images),
     "decision": (DecisionRequest, _placed_urls),
+    "vector": (EmbeddingRequest, vector_images),
+    "cohere": (CohereEmbedRequest, cohere_images),
     "systemone": (SystemOneRequest, _placed_urls),
 }
 
@@ -154,6 +164,6 @@ def test_engines_fetch_no_object_that_is_not_the_tenants(
 @pytest.mark.parametrize("kind", KINDS)
 def test_engines_fetch_images_of_each_kind(kind: str) -> None:
     """The property is not of bodies that are all refused."""
-    name = "image_url" if kind in {"chat", "tool"} else "input_image"
+    name = "image_url" if kind in {"chat", "tool", "vector", "cohere"} else "input_image"
     part = {"type": name, "image_url": f"{OWN}a"}
     assert set(fetched_by_engine(kind, body_of(kind, [part], {}))) == {f"{OWN}a"}
