@@ -273,7 +273,7 @@ def test_an_invalid_call_stays_content_with_a_warning(form: str, text: str) -> N
         ("mistral", '[TOOL_CALLS]add[ARGS]{"why": "a\nb"}', '{"why": "a\nb"}'),
         ("gemma4", "<|tool_call>call:add{why:Paris}<tool_call|>", '{"why": Paris}'),
         ("gemma4", '<|tool_call>call:add{"a":1', '{"a":1'),
-        ("qwen3_coder", f"<tool_call>{CODER[11:55]}", '{"a": 2'),
+        ("qwen3_coder", f"<tool_call>{CODER[11:55]}\n<par", '{"a": 2'),
         ("glm45", "<tool_call>weather<arg_key>city</arg_key><arg_value>Pa</arg", '{"city": "Pa'),
         ("openai", '<|channel|>x to=functions.add<|message|>{"a":}<|call|>', '{"a":}'),
         ("kimi_k2", KIMI.replace('"}', '\n"}').replace("weather", "add"), '{"city": "Paris\n"}'),
