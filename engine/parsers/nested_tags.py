@@ -20,7 +20,7 @@ _ITEM = "item"  # the tag of an array's items
 class NestedTags(CallTags):
     """Tags of calls whose parameters are elements, named like the parameter, with elements in them.
 
-    An element with others in it is an object, or an array if its schema says so or its elements are
+    An element with others in it is an object, or an array if its schema requires one or they are
     items.
     """
 
