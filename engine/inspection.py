@@ -43,7 +43,7 @@ from .model.speech.whisper_config import read_speech
 from .model.weights.checkpoint import find_checkpoint, missing_files
 from .model.weights.quantised.quantization_config import supported_methods
 from .model.weights.weights import count_stored
-from .parsers.registry import NONE, check_parser_names, parser_names
+from .parsers.registry import NONE, check_parser_names, parser_names, parser_notes
 from .storage.hub import find_folder, find_gguf
 from .tasks import find_task
 from .tasks.generation import load_chat_template
@@ -263,8 +263,13 @@ def _with_template(
     calls, reasoning = parser_names(
         template, tool_calls=config.tool_call_parser, reasoning=config.reasoning_parser
     )
+    notes = parser_notes(
+        template, tool_calls=config.tool_call_parser, reasoning=config.reasoning_parser
+    )
+    plan = report.plan
     return replace(
         report,
+        plan=plan if plan is None else replace(plan, notes=(*plan.notes, *notes)),
         tool_call_parser=None if calls == NONE else calls,
         reasoning_parser=None if reasoning == NONE else reasoning,
     )

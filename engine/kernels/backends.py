@@ -286,11 +286,11 @@ def choose_linear(ops: ElementwiseOps, device: torch.device) -> LinearFactory:
 def has_quantised_linear(dtype: torch.dtype, device: torch.device, method: str) -> bool:
     """Return whether the device's linear layers multiply weights quantised by a method.
 
-    If they do not, weights are dequantised.
+    If they do not, weights are dequantised, as they are without a method.
     """
     if method == "int8":
         return has_int8_linear(dtype, device)
-    return has_triton(device) and dtype in {torch.bfloat16, torch.float16}
+    return bool(method) and has_triton(device) and dtype in {torch.bfloat16, torch.float16}
 
 
 def has_int8_linear(dtype: torch.dtype, device: torch.device) -> bool:

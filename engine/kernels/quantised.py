@@ -36,10 +36,10 @@ class Quantised:
     """Quantised weight `[…, O, I]`: (number − zero) · scale, with one pair per `group` of inputs.
 
     `numbers` are fp8 or int8 `[…, O, I]`, or int4 or fp4 in int32 words `[…, O, ⌈I / 128⌉ · 16]`:
-    word w of a block has the numbers of its inputs w, w + 16, …, w + 112, the lowest bits first.
-    Only int4 has zeros. With an `order` (GPTQ act-order) column i is for input `order[i]`. Numbers
-    are of the weight after `rotation` of `rotated` inputs, so a product's inputs must be rotated,
-    too. Products are in `dtype`.
+    word w of a block has the numbers of its inputs w, w + 16, …, w + 112, the lowest bits first;
+    int16 numbers are only dequantised. Only int4 has zeros. With an `order` (GPTQ act-order) column
+    i is for input `order[i]`. Numbers are of the weight after `rotation` of `rotated` inputs, so a
+    product's inputs must be rotated, too. Products are in `dtype`.
     """
 
     numbers: Tensor

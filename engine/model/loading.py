@@ -189,7 +189,7 @@ def notes_on_quantization(
     quantization: QuantizationConfig | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[str, ...]:
     """Return a note about quantised weights if the device cannot multiply them as they are."""
-    if quantization is None or has_quantised_linear(dtype, device, quantization.method):
+    if quantization is None or has_quantised_linear(dtype, device, quantization.product):
         return ()
     note = (
         f"its weights are quantised ({quantization.method}), but multiplied as {dtype} on this "

@@ -193,7 +193,7 @@ class EagerLogits:
 def has_quantised_activations(checkpoint: Checkpoint, loaded: LoadedModel) -> bool:
     """Return whether a model's activations may be quantised, too, which eager does not do."""
     how = checkpoint.quantization
-    return how is not None and has_quantised_linear(loaded.dtype, loaded.device, how.method)
+    return how is not None and has_quantised_linear(loaded.dtype, loaded.device, how.product)
 
 
 def inputs_of(

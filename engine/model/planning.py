@@ -126,7 +126,7 @@ def _weight_bytes(
     size: int,
 ) -> int:
     """Return the bytes of a rank's weights, except for those that stay as they are stored."""
-    method = "" if quantization is None else quantization.method
+    method = "" if quantization is None else quantization.product
     keeps = quantization is not None and has_quantised_linear(dtype, device, method)
     num_bytes = 0
     for weight in weights_of(architecture, shard=Shard(0, size)):
@@ -141,7 +141,7 @@ def _stays_quantised(
     """Return whether weights are served as they are stored."""
     if quantization is None or quantization.weight_format is None:
         return False
-    return has_quantised_linear(dtype, device, quantization.method)
+    return has_quantised_linear(dtype, device, quantization.product)
 
 
 def _tensor_parallel_sizes(

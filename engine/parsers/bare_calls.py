@@ -1,4 +1,4 @@
-"""Parser of tool calls without marks, usually the whole answer: Llama 3's JSON, or Python."""
+"""Parser of tool calls without marks, usually the whole answer: Llama 3, xLAM, or Python."""
 
 from __future__ import annotations
 
@@ -179,6 +179,29 @@ def _detect_python(stream: TextStream) -> Generator[None, None, bool]:
     return is_call
 
 
+def _detect_fenced(stream: TextStream) -> Generator[None, None, bool]:
+    """Detect a list of calls, which may be in a code block."""
+    start = stream.at
+    if (yield from stream.accept_any(_FENCES)) is not None:
+        yield from stream.skip_space()
+        if (yield from stream.peek(1)) != "[":
+            return False
+    is_call = yield from _detect_objects(stream)
+    if is_call:
+        stream.at = start
+    return is_call
+
+
+def _fenced(stream: TextStream) -> CallsCoroutine:
+    """Parse calls in JSON, with the marks of a code block around them."""
+    fence = yield from stream.accept_any(_FENCES)
+    calls = yield from parse_json_calls(stream)
+    if fence is not None and calls is not None:
+        yield from stream.skip_space()
+        yield from stream.accept(_FENCES[1])
+    return calls
+
+
 def _objects(stream: TextStream) -> CallsCoroutine:
     """Parse objects separated by semicolons, as Llama 3 writes calls."""
     calls: list[RawCall] = []
@@ -307,6 +330,7 @@ def _value_of(node: ast.expr) -> Any:
     raise ValueError("not a JSON value")
 
 
+_FENCES = ("```json", "```", "[TOOL_CALLS]")
 _KEYS = frozenset(["name", "type", "function", "parameters", "arguments", "id"])
 _JSON_CALL = re.compile(
     r'"(?:name|function)"\s*:\s*"(?P<name>[^"\\]{1,200})"'
@@ -330,6 +354,15 @@ PYTHONIC = BareCallParser(
     LISTED_SYNTAX,
     ("<|python_start|>",),
     "<|python_end|>",
+)
+XLAM = BareCallParser(
+    ("[", "```"),
+    _detect_fenced,
+    (_JSON_CALL,),
+    _fenced,
+    LISTED_SYNTAX,
+    ("<tool_call>",),
+    "</tool_call>",
 )
 LISTED_CALLS = BareCallParser(
     ("[",), _detect_objects, (_JSON_CALL,), parse_json_calls, LISTED_SYNTAX

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from .text_stream import ParserCoroutine, TextStream
@@ -16,13 +16,15 @@ class ReasoningParser:
     """Parses reasoning between `opens` and `closes`, before the answer.
 
     Some models omit the opening mark: with `always_opens` the answer starts with reasoning even if
-    the prompt has not opened it. A `label` may follow the opening mark.
+    the prompt has not opened it. A `label` may follow the opening mark. `answer_tags`, if any, may
+    be around the content; they are not part of it.
     """
 
     opens: tuple[str, ...]
     closes: tuple[str, ...]
     always_opens: bool = False
     label: str = ""
+    answer_tags: tuple[str, str] | None = None
 
     def start_after(self, prompt: str) -> ReasoningStart:
         """Return where an answer to this prompt starts."""
@@ -41,6 +43,7 @@ class ReasoningParser:
 
     def read(self, stream: TextStream, *, is_open: bool) -> ParserCoroutine:
         """Parse the reasoning, if there is any, and stop before the answer."""
+        stream.strip_from_content(self.answer_tags)
         start = stream.at
         yield from stream.skip_space()
         # A model may repeat the mark that its prompt ends with.
@@ -56,10 +59,15 @@ class ReasoningParser:
 
 THINK = ReasoningParser(("<think>",), ("</think>",))
 R1_THINK = ReasoningParser(("<think>",), ("</think>",), always_opens=True)
+ERNIE_THINK = replace(THINK, answer_tags=("<response>", "</response>"))
+HUNYUAN_THINK = replace(THINK, answer_tags=("<answer>", "</answer>"))
 MISTRAL_THINK = ReasoningParser(("[THINK]",), ("[/THINK]",))
 SEED_THINK = ReasoningParser(("<seed:think>",), ("</seed:think>",))
 COHERE_THINK = ReasoningParser(("<|START_THINKING|>",), ("<|END_THINKING|>",))
 GEMMA_THINK = ReasoningParser(("<|channel>",), ("<channel|>",), label="thought\n")
+MINIMAX_M3_THINK = ReasoningParser(("<mm:think>",), ("</mm:think>",))
+LONGCAT_THINK = ReasoningParser(("<longcat_think>",), ("</longcat_think>",))
+APERTUS_THINK = ReasoningParser(("<|inner_prefix|>",), ("<|inner_suffix|>",))
 GRANITE_THINK = ReasoningParser(
     ("Here is my thought process:", "Here's my thought process:"),
     ("Here is my response:", "Here's my response:"),

@@ -1,6 +1,6 @@
 """Tool call parser of calls between two tags, in JSON or with tagged arguments.
 
-Hermes, Nemotron and Cohere use JSON; Qwen3-Coder, GLM, MiniMax and Seed-OSS use tags.
+Hermes, Nemotron and Cohere use JSON; Qwen3-Coder, GLM, LongCat, MiniMax and Seed-OSS use tags.
 """
 
 from __future__ import annotations
@@ -43,26 +43,39 @@ class ArgumentTypes:
 
     def json_of(self, text: str, key: str) -> str:
         """Return a text between tags as JSON: a string if that is allowed, else the text itself."""
-        allowed = self._facts.infer(self._members.member(key)) or ANYTHING
-        if _is_string(text, allowed):
-            return _json(text)
-        value = _PYTHON.get(text, text)
-        try:
-            kind = type_of(loaded(value))
-        except ValueError:
-            return _json(text)
-        strings = allowed.get("string")
-        if strings is None:
-            return value.strip()
-        # Quotes are part of the text, unless it must be one of certain values.
-        is_other = kind != "string" or strings.values is not None
-        return value.strip() if kind in allowed and is_other else _json(text)
+        return json_text(text, self.allowed(key))
+
+    def allowed(self, key: str) -> Facts:
+        """Return the facts of an argument's values."""
+        return self._facts.infer(self._members.member(key)) or ANYTHING
+
+    def allowed_in(self, allowed: Facts, key: str | int) -> Facts:
+        """Return the facts of a member of an object, or of an item of an array."""
+        container = allowed.get("array" if isinstance(key, int) else "object")
+        return ANYTHING if container is None else self._facts.infer(container.member(key))
 
     def is_text(self, key: str, begin: str) -> bool:
         """Return whether every text that begins like this is a string."""
-        allowed = self._facts.infer(self._members.member(key)) or ANYTHING
+        allowed = self.allowed(key)
         strings = allowed.get("string")
         return strings is not None and strings.values is None and _is_string(begin, allowed)
+
+
+def json_text(text: str, allowed: Facts) -> str:
+    """Return a text between tags as JSON: a string if that is allowed, else the text itself."""
+    if _is_string(text, allowed):
+        return json_string(text)
+    value = _PYTHON.get(text, text)
+    try:
+        kind = type_of(loaded(value))
+    except ValueError:
+        return json_string(text)
+    strings = allowed.get("string")
+    if strings is None:
+        return value.strip()
+    # Quotes are part of the text, unless it must be one of certain values.
+    is_other = kind != "string" or strings.values is not None
+    return value.strip() if kind in allowed and is_other else json_string(text)
 
 
 def _is_string(text: str, allowed: Facts) -> bool:
@@ -76,11 +89,12 @@ def _is_string(text: str, allowed: Facts) -> bool:
     return strings.is_free
 
 
-def _json(text: str) -> str:
+def json_string(text: str) -> str:
+    """Return a text as a JSON string."""
     return json.dumps(text, ensure_ascii=False)
 
 
-class _Arguments:
+class CallArguments:
     """The arguments of one call as JSON; emitted as they are written if the call is certain."""
 
     __slots__ = ("_is_repeated", "_keys", "_name", "_stream", "_written", "streams")
@@ -101,13 +115,18 @@ class _Arguments:
         found: ArgumentTypes = types[self._name]
         return found
 
+    @property
+    def has_any(self) -> bool:
+        """Return whether an argument was added."""
+        return bool(self._keys)
+
     def add(self, key: str, value: str) -> None:
         """Add a member unless it is a repeat; `value` is a JSON text, or the beginning of one."""
         self._is_repeated = key in self._keys
         if self._is_repeated:
             self._stream.warn(_REPEATED)
             return
-        text = f"{', ' if self._keys else '{'}{_json(key)}: {value}"
+        text = f"{', ' if self._keys else '{'}{json_string(key)}: {value}"
         if self.streams and not self._keys:
             self._stream.emit_call(self._name, "")
         self._keys.add(key)
@@ -116,7 +135,7 @@ class _Arguments:
     def extend(self, text: str) -> None:
         """Add more of a string's text."""
         if not self._is_repeated:
-            self._write(_json(text)[1:-1])
+            self._write(json_string(text)[1:-1])
 
     def end_string(self) -> None:
         """End a string."""
@@ -148,15 +167,12 @@ class _Arguments:
             self._written.append(text)
 
 
-_ARG_KEY, _ARG_VALUE = ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>")
-
-
 @dataclass(frozen=True, slots=True)
 class CallTags:
     """Tags of calls, of a function and its parameters in them.
 
-    `name_end` ends the name in a tag. With `has_pairs` a call may be a bare name with tagged keys
-    and values, as GLM writes it.
+    `name_end` ends the name in a tag. With tags for `pairs` a call may be a bare name with tagged
+    keys and values, as GLM writes it. `padding` is around each value.
     """
 
     opens: str
@@ -165,7 +181,8 @@ class CallTags:
     function_end: str = "</function>"
     parameter: str = "<parameter="
     name_end: str = ">"
-    has_pairs: bool = False
+    pairs: tuple[str, str] | None = None
+    padding: str = "\n"
 
     def parse_calls(self, stream: TextStream) -> CallsCoroutine:
         """Parse calls up to their end tag, which may be missing; usually there is one call."""
@@ -175,7 +192,11 @@ class CallTags:
             yield from stream.skip_space()
             if after is not None and (yield from stream.accept(self.closes)):
                 return calls
-            if after is not None and (yield from stream.peek(1)) not in ("<", "{", "["):
+            if after is not None and (yield from stream.peek(1)) not in (
+                self.function[0],
+                "{",
+                "[",
+            ):
                 break
             more = yield from self._calls(stream, is_first=after is None)
             if more is None:
@@ -195,7 +216,9 @@ class CallTags:
             return (yield from self._function(stream))
         if (yield from stream.peek(1)) in ("{", "["):
             return (yield from parse_json_calls(stream))
-        return (yield from self._pairs(stream)) if is_first and self.has_pairs else None
+        if is_first and self.pairs is not None:
+            return (yield from self._pairs(stream, *self.pairs))
+        return None
 
     def _function(self, stream: TextStream) -> CallsCoroutine:
         """Parse the rest of a function's tag: the name, and the arguments as a JSON text.
@@ -205,32 +228,34 @@ class CallTags:
         name = yield from stream.read_name()
         if not name or not (yield from stream.accept(self.name_end)):
             return None
-        arguments = _Arguments(stream, name)
+        arguments = CallArguments(stream, name)
         while True:
             yield from stream.skip_space()
-            if not (yield from stream.accept(self.parameter)):
+            if not (yield from stream.accept_end(self.parameter)):
                 break
             key = yield from stream.read_name()
             if not (yield from stream.accept(self.name_end)):
                 return arguments.abandon()
-            yield from stream.accept("\n")
+            yield from stream.accept(self.padding)
             begin = (yield from stream.peek(4)) if arguments.streams else ""
             if begin and arguments.types().is_text(key, begin):
                 mark = yield from self._stream_text(stream, arguments, key)
             else:
                 value, mark = yield from self._value(stream)
                 if mark in self._value_ends:
-                    value = value.removesuffix("\n")
+                    value = value.removesuffix(self.padding)
                     arguments.add(key, arguments.types().json_of(value, key))
             # Another call ends an unfinished one: otherwise many openings would take quadratic
             # time.
             if mark not in self._value_ends:
                 return arguments.abandon()
         if not (yield from stream.accept_end(self.function_end)):
-            # It may be omitted if the call ends or another begins.
+            # It may be omitted if the call or the text ends, or another begins.
             size = max(len(self.closes), len(self.function))
             follows = yield from stream.peek(size)
-            if not follows.startswith((self.closes, self.function)):
+            is_cut = len(follows) < size and self.closes.startswith(follows)
+            is_certain = stream.call_ends is not None or arguments.has_any
+            if not follows.startswith((self.closes, self.function)) and not (is_cut and is_certain):
                 return arguments.abandon(is_whole=len(follows) == size)
         return arguments.end()
 
@@ -264,16 +289,17 @@ class CallTags:
         return value, mark
 
     def _stream_text(
-        self, stream: TextStream, arguments: _Arguments, key: str
+        self, stream: TextStream, arguments: CallArguments, key: str
     ) -> Generator[None, None, str | None]:
         """Write a string as it streams, and return the mark after it, like `_value`."""
         arguments.add(key, '"')
-        ends = (*self._openings, *self._value_ends, *(f"\n{mark}" for mark in self._value_ends))
+        ends = (*self._openings, *self._value_ends)
+        ends += tuple(f"{self.padding}{mark}" for mark in self._value_ends if self.padding)
         mark = yield from stream.forward_until(ends, arguments.extend)
         if mark in self._openings:
             more, ending = yield from stream.read_until(self._text_ends(mark))
             if ending == "</parameter>":
-                arguments.extend(mark + more.removesuffix("\n"))
+                arguments.extend(mark + more.removesuffix(self.padding))
                 mark = ending
             else:
                 stream.at = 0
@@ -284,41 +310,43 @@ class CallTags:
             stream.push_back(mark or "")
         return mark
 
-    def _pairs(self, stream: TextStream) -> CallsCoroutine:
+    def _pairs(self, stream: TextStream, key_tag: str, value_tag: str) -> CallsCoroutine:
         """Parse a bare name with tagged keys and values."""
+        value_ends = (f"</{value_tag}>",)
         name = yield from stream.read_name()
-        arguments = _Arguments(stream, name)
+        arguments = CallArguments(stream, name)
         while True:
             yield from stream.skip_space()
-            if not (yield from stream.accept(_ARG_KEY[0])):
+            if not (yield from stream.accept_end(f"<{key_tag}>")):
                 break
-            key, mark = yield from stream.read_until(_ARG_KEY[1:])
+            key, mark = yield from stream.read_until((f"</{key_tag}>",))
             yield from stream.skip_space()
-            if mark is None or not (yield from stream.accept(_ARG_VALUE[0])):
+            if mark is None or not (yield from stream.accept(f"<{value_tag}>")):
                 return arguments.abandon()
             key = key.strip()
             begin = (yield from stream.peek(4)) if arguments.streams else ""
             if begin and arguments.types().is_text(key, begin):
                 arguments.add(key, '"')
-                mark = yield from stream.forward_until(_ARG_VALUE[1:], arguments.extend)
+                mark = yield from stream.forward_until(value_ends, arguments.extend)
                 if mark is not None:
                     arguments.end_string()
             else:
-                value, mark = yield from stream.read_until(_ARG_VALUE[1:])
+                value, mark = yield from stream.read_until(value_ends)
                 if mark is not None:
                     arguments.add(key, arguments.types().json_of(value, key))
             if mark is None:
                 return arguments.abandon()
-        # Without the end this would be any text that begins with a word.
         end = yield from stream.peek(len(self.closes))
-        if not name or len(end) < 2 or not self.closes.startswith(end):
+        # Without the end, arguments or a tool this would be any text that is a word.
+        is_certain = len(end) >= 2 or arguments.has_any or name in stream.tools
+        if not (name and is_certain and self.closes.startswith(end)):
             return arguments.abandon(is_whole=len(end) == len(self.closes))
         if end != self.closes:  # truncated by the end of the text
             stream.at += len(end)
         return arguments.end()
 
 
-def _parser(tags: CallTags, unmarked: tuple[str, ...] = ()) -> MarkedCallParser:
+def parser_of(tags: CallTags, unmarked: tuple[str, ...] = ()) -> MarkedCallParser:
     """Return the parser of calls that each have both tags."""
     syntax = CallSyntax(
         head=f'{tags.opens}\n{{"name": "{NAME}", "arguments": ',
@@ -344,8 +372,17 @@ def _list_parser(opens: str, closes: str, *, name: str = "name") -> MarkedCallPa
 
 
 # Grammars constrain calls to JSON, which all of these accept: they cannot type tagged values.
-HERMES = _parser(CallTags("<tool_call>", "</tool_call>", has_pairs=True), ("<function=",))
-MINIMAX = _parser(
+HERMES = parser_of(
+    CallTags("<tool_call>", "</tool_call>", pairs=("arg_key", "arg_value")), ("<function=",)
+)
+LONGCAT = parser_of(
+    CallTags(
+        "<longcat_tool_call>",
+        "</longcat_tool_call>",
+        pairs=("longcat_arg_key", "longcat_arg_value"),
+    )
+)
+MINIMAX = parser_of(
     CallTags(
         "<minimax:tool_call>",
         "</minimax:tool_call>",
@@ -353,9 +390,10 @@ MINIMAX = _parser(
         function_end="</invoke>",
         parameter='<parameter name="',
         name_end='">',
+        padding="",
     )
 )
-SEED = _parser(CallTags("<seed:tool_call>", "</seed:tool_call>"))
+SEED = parser_of(CallTags("<seed:tool_call>", "</seed:tool_call>"))
 NEMOTRON = _list_parser("<TOOLCALL>", "</TOOLCALL>")
 HUNYUAN = _list_parser("<tool_calls>", "</tool_calls>")
 COHERE = _list_parser("<|START_ACTION|>", "<|END_ACTION|>", name="tool_name")

@@ -227,6 +227,10 @@ class TextStream:
             self._content.cut(next_strips=None)
             self._pieces.append(DeltaMessage(content="\n"))
 
+    def strip_from_content(self, tags: tuple[str, str] | None) -> None:
+        """Strip these tags from around the content, which has not started."""
+        self._content.tags = tags
+
     def emit_content(self, text: str) -> None:
         """Emit more content; on a new line after a call."""
         had_any = self._content.has_any
@@ -237,6 +241,8 @@ class TextStream:
 
     def emit_call(self, name: str, arguments: str, call_id: str | None = None) -> None:
         """Emit a call; whitespace around it is not content."""
+        if held := self._content.rest().rstrip():  # the beginning of a tag
+            self._pieces.append(DeltaMessage(content=held))
         self._content.cut(next_strips=None)
         self._is_after_call = True
         self._takes_arguments = not (self._is_single and self._num_calls)
@@ -305,24 +311,43 @@ class StreamParser:
 
 
 class _Trimmed:
-    """A text without trailing whitespace, and without certain leading characters."""
+    """A text without trailing whitespace, and without certain leading characters.
 
-    __slots__ = ("_held", "_strips", "has_any")
+    `tags` around the text, if any, are stripped, too.
+    """
+
+    __slots__ = ("_closes", "_held", "_strips", "has_any", "tags")
 
     def __init__(self, strips: str | None = "") -> None:
         self.has_any = False
+        self.tags: tuple[str, str] | None = None
+        self._closes = ""
         self._held = ""
         self._strips = strips
 
     def more(self, text: str) -> str:
-        """Return the certain part: whitespace is held until something follows."""
+        """Return the certain part: whitespace and tags are held until something follows."""
         if self._strips != "":
             text = text.lstrip(self._strips)
         if not text:
             return ""
         self._strips = ""
         whole = self._held + text
+        if self.tags is not None:
+            opens, closes = self.tags
+            begin = whole.lstrip()
+            if begin != opens and opens.startswith(begin):
+                self._held = whole
+                return ""
+            self.tags = None
+            if begin.startswith(opens):
+                self._held, self._strips, self._closes = "", "\r\n", closes
+                return self.more(begin.removeprefix(opens))
         shown = whole.rstrip()
+        if self._closes:
+            size = partial_mark_size((self._closes,), shown, 0)
+            is_closed = shown.endswith(self._closes)
+            shown = shown[: len(shown) - (len(self._closes) if is_closed else size)].rstrip()
         self._held = whole[len(shown) :]
         self.has_any = self.has_any or bool(shown)
         return shown
@@ -332,8 +357,8 @@ class _Trimmed:
         self._held, self._strips = "", next_strips
 
     def rest(self) -> str:
-        """Return the held whitespace."""
-        return self._held
+        """Return the held text, which is whitespace or the beginning of a tag."""
+        return "" if self._closes and self._held.strip() == self._closes else self._held
 
 
 def find_first(marks: Sequence[str], text: str, start: int) -> tuple[int, str | None]:

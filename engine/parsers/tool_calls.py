@@ -1,4 +1,4 @@
-"""Tool call parsers of calls after a mark, including those of Mistral and Granite."""
+"""Tool call parsers of JSON calls after a mark: Mistral, Granite, InternLM and Phi 4 Mini."""
 
 from __future__ import annotations
 
@@ -143,15 +143,20 @@ def parse_calls_of_json(text: str) -> list[RawCall]:
     return [RawCall(name, arguments)]
 
 
-def parse_json_calls(stream: TextStream) -> Generator[None, None, list[RawCall] | None]:
+def parse_json_calls(stream: TextStream) -> CallsCoroutine:
     """Parse one JSON value that is a call, or an array of calls; a `CallsCoroutine`."""
     yield from stream.skip_space()
     if stream.call_ends is None:
         return (yield from _whole_calls(stream))
     if not (yield from stream.accept("[")):
         return (yield from _streamed_call(stream))
+    return (yield from parse_list(stream, _streamed_call))
+
+
+def parse_list(stream: TextStream, parse_call: CallsParser) -> CallsCoroutine:
+    """Parse the calls of a JSON list after its opening bracket, and emit each; `[]` if any."""
     after = None
-    while (calls := (yield from _streamed_call(stream))) is not None:
+    while (calls := (yield from parse_call(stream))) is not None:
         if stream.is_constrained and not names_tools(stream, calls):
             break
         emit_calls(stream, calls)
@@ -253,8 +258,30 @@ def _whole_calls(stream: TextStream) -> Generator[None, None, list[RawCall] | No
         return None
 
 
-def _granite(stream: TextStream) -> CallsCoroutine:
-    return (yield from parse_json_calls(stream))
+def json_calls(*, opens: str = "", closes: str = "") -> CallsParser:
+    """Return a parser of JSON calls between two texts that may be missing."""
+
+    def parse(stream: TextStream) -> CallsCoroutine:
+        yield from stream.skip_space()
+        yield from stream.accept(opens)
+        calls = yield from parse_json_calls(stream)
+        if calls is not None and closes:
+            yield from stream.skip_space()
+            yield from stream.accept(closes)
+        return calls
+
+    return parse
+
+
+def _phi(stream: TextStream) -> CallsCoroutine:
+    """Parse a list, whose opening bracket may be part of the mark."""
+    yield from stream.skip_space()
+    yield from stream.accept("[")
+    yield from stream.skip_space()
+    calls = yield from parse_list(stream, _streamed_call)
+    yield from stream.skip_space()
+    yield from stream.accept(_PHI[1])
+    return calls
 
 
 def _mistral(stream: TextStream) -> CallsCoroutine:
@@ -288,9 +315,10 @@ def parse_object(stream: TextStream) -> Generator[None, None, str | None]:
     return text
 
 
+_INTERNLM, _PHI = ("<|plugin|>", "<|action_end|>"), ("<|tool_call|>", "<|/tool_call|>")
 GRANITE = MarkedCallParser(
     ("<|tool_call|>",),
-    _granite,
+    parse_json_calls,
     replace(LISTED_SYNTAX, prefix=f"<|tool_call|>{LISTED_SYNTAX.prefix}"),
 )
 MISTRAL = MarkedCallParser(
@@ -300,4 +328,19 @@ MISTRAL = MarkedCallParser(
     ("[ARGS]", "[CALL_ID]"),
     sign="[ARGS]",
     syntax_with_sign=CallSyntax(head=f"[TOOL_CALLS]{NAME}[ARGS]"),
+)
+INTERNLM = MarkedCallParser(
+    ("<|action_start|>",),
+    json_calls(opens=_INTERNLM[0], closes=_INTERNLM[1]),
+    CallSyntax(
+        head=f'<|action_start|>{_INTERNLM[0]}\n{{"name": "{NAME}", "parameters": ',
+        tail=f"}}{_INTERNLM[1]}",
+    ),
+    _INTERNLM,
+)
+PHI = MarkedCallParser(
+    ("functools[", _PHI[0]),
+    _phi,
+    replace(LISTED_SYNTAX, prefix=f"functools{LISTED_SYNTAX.prefix}"),
+    _PHI[1:],
 )

@@ -22,7 +22,7 @@ from ..model.network.kv_cache_size import KVCacheSize
 from ..model.network.loaded_model import LoadedModel
 from ..model.planning import plan_model
 from ..parallel.leader import make_leader
-from ..parsers.registry import ParserSet, check_parser_names, select_parsers
+from ..parsers.registry import ParserSet, check_parser_names, parser_notes, select_parsers
 from ..scheduling.prompt_audio import AudioSpec
 from ..scheduling.sequence import SequenceRequest, SequenceResult
 from ..storage.hub import find_folder
@@ -99,7 +99,7 @@ class GenerationTask:
             endpoints,
             model.device,
             online=token_endpoints(text, parsers=parsers),
-            notes=(*_notes(model, room), *image_notes),
+            notes=(*_notes(model, room), *image_notes, *_parser_notes(parsers, config)),
         )
 
 
@@ -201,6 +201,12 @@ def _parsers_of(text: TextModel, config: EngineConfig) -> ParserSet:
         tool_calls=config.tool_call_parser,
         reasoning=config.reasoning_parser,
         reasoning_field=config.reasoning_field,
+    )
+
+
+def _parser_notes(parsers: ParserSet, config: EngineConfig) -> tuple[str, ...]:
+    return parser_notes(
+        parsers.template, tool_calls=config.tool_call_parser, reasoning=config.reasoning_parser
     )
 
 

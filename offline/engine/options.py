@@ -66,7 +66,12 @@ class EngineOptions:
     max_num_batched_tokens: int | None = None
     kv_cache_memory: int | None = None
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = "auto"
-    quantization: Literal["fp8", "int8", "compressed-tensors", "awq", "gptq", "mxfp4"] | None = None
+    quantization: (
+        Literal[
+            "fp8", "int8", "compressed-tensors", "awq", "gptq", "mxfp4", "modelopt", "auto-round"
+        ]
+        | None
+    ) = None
     tensor_parallel_size: int | None = None
     seed: int = 0
     allowed_media_domains: tuple[str, ...] = ()
@@ -165,7 +170,16 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--quantization",
         "-q",
-        choices=("fp8", "int8", "compressed-tensors", "awq", "gptq", "mxfp4"),
+        choices=(
+            "fp8",
+            "int8",
+            "compressed-tensors",
+            "awq",
+            "gptq",
+            "mxfp4",
+            "modelopt",
+            "auto-round",
+        ),
         help="quantise weights while loading: fp8, or int8 on a CPU (default: as in the files)",
     )
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="run on this device")

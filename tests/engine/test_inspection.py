@@ -270,6 +270,12 @@ def test_a_complete_model_has_its_parsers_and_no_missing_files() -> None:
     template = "{{ messages[0].content }}{{ '[THINK][TOOL_CALLS]' }}"
     inline = inspect_model(settings(demo.MODEL_PATH), chat_template=template)
     assert (inline.tool_call_parser, inline.reasoning_parser) == ("mistral", "mistral")
+    config = settings(demo.MODEL_PATH, tool_call_parser="dots")
+    other = inspect_model(config, chat_template=template)
+    assert (other.tool_call_parser, other.plan and other.plan.notes) == (
+        "mistral",
+        ("--tool-call-parser: vLLM's 'dots' is not supported: 'mistral' replaces it",),
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from json import JSONDecodeError
 from math import isfinite
 from pathlib import Path
@@ -69,6 +69,7 @@ def _number(value: str) -> float | str:
 
 
 CONFIG = "config.json"
+MODELOPT_CONFIG = "hf_quant_config.json"
 ADAPTER = "adapter_config.json"
 # Names of weights in their publisher's own format, such as Mistral's.
 PARAMS = "params.json"
@@ -202,7 +203,24 @@ def read_hf_config(name: str) -> HFConfig:
         raise ModelRefused(f"{name}: cannot be read as a model: {first_line_of(exc)}") from exc
     if not isinstance(raw, dict):
         raise ModelRefused(f"{name}: cannot be read as a model: {CONFIG} is not a JSON object")
-    return parse_hf_config(name, raw)
+    config = parse_hf_config(name, raw)
+    if config.quantization_config:
+        return config
+    return replace(config, quantization_config=_modelopt_config(name, path.parent))
+
+
+def _modelopt_config(name: str, folder: Path) -> Mapping[str, Any]:
+    """Return the quantisation that NVIDIA's ModelOpt stores in a separate file; {} without one."""
+    path = folder / MODELOPT_CONFIG
+    if not path.is_file():
+        return {}
+    try:
+        quantization = json.loads(path.read_bytes())["quantization"]
+        return quantization if quantization["quant_algo"] else {}
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
+        raise ModelRefused(
+            f"{name}: {MODELOPT_CONFIG} has no valid quantization: copy or fetch it again"
+        ) from exc
 
 
 def _reason_without_config(name: str) -> str:

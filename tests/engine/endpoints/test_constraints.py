@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,24 @@ CALLS = {
         f" to=functions.weather <|constrain|>json<|message|>{PARIS}"
     ),
 }
+SPACE = "]<]minimax[>["
+# Formats that are selected by name here.
+NAMED_CALLS = {
+    "apertus": f'<|tools_prefix|>[{{"weather": {PARIS}}}]<|tools_suffix|>',
+    "functiongemma": f"<start_function_call>call:weather{PARIS}<end_function_call>",
+    "internlm": (
+        f'<|action_start|><|plugin|>\n{{"name": "weather", "parameters": {PARIS}}}<|action_end|>'
+    ),
+    "lfm2": (f'<|tool_call_start|>[{{"name": "weather", "arguments": {PARIS}}}]<|tool_call_end|>'),
+    "longcat": (
+        f'<longcat_tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</longcat_tool_call>'
+    ),
+    "minimax_m3": (
+        f'{SPACE}<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n{SPACE}</tool_call>'
+    ),
+    "phi4_mini_json": f'functools[{{"name": "weather", "arguments": {PARIS}}}]',
+    "xlam": f'[{{"name": "weather", "arguments": {PARIS}}}]',
+}
 THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 
 
@@ -96,12 +115,14 @@ def _allows(mask: Any, token_id: int) -> bool:
     return bool((int(mask[token_id // 32]) >> (token_id % 32)) & 1)
 
 
-def unmarked(template: str) -> ToolScene:
+def unmarked(template: str, **parsers: Any) -> ToolScene:
     """Return a scene of a model whose marks are ordinary text."""
     scene = ToolScene("x", template)
     scene.model = replace(text_model(chat_template=template), max_model_len=4_096)
     scene.tokenizer = scene.model.tokenizer
-    scene.chats, *_ = text_endpoints(scene.model, seed=7, parsers=select_parsers(template))
+    scene.chats, *_ = text_endpoints(
+        scene.model, seed=7, parsers=select_parsers(template, **parsers)
+    )
     return scene
 
 
@@ -116,6 +137,27 @@ def test_a_forced_call_has_the_models_own_format(family: str) -> None:
     answer = parse_text(held.parser.for_choice(0), call)
     assert [(call.name, call.arguments) for call in answer.calls] == [("weather", PARIS)]
     assert (answer.content, answer.warnings) == ("", ())
+
+
+@pytest.mark.parametrize("family", sorted(NAMED_CALLS))
+def test_forced_and_strict_calls_have_the_format_of_a_named_parser(family: str) -> None:
+    """Only that call can be written, alone if it is forced, and it is parsed as one."""
+    call = NAMED_CALLS[family]
+    # MiniMax-M3's mark contains another one, which is a token here.
+    make = unmarked if family == "minimax_m3" else partial(ToolScene, "x")
+    scene = make(HERMES, tool_calls=family, reasoning="none")
+    held = Held(scene, tool_choice="required")
+    assert held.takes(call)
+    assert held.refused("Hi") == "Hi"
+    auto = Held(scene)
+    text = call if family == "xlam" else f"I look. {call}"
+    for constraint in (held, auto):
+        assert constraint.refused(call.replace("Paris", 'Paris", "country": "x')) not in ("", None)
+    assert auto.takes(text)
+    for constraint, written in ((held, call), (auto, text)):
+        answer = parse_text(constraint.parser.for_choice(0), written)
+        assert [(call.name, call.arguments) for call in answer.calls] == [("weather", PARIS)]
+        assert (answer.content, answer.warnings) == (written.removesuffix(call).strip(), ())
 
 
 @pytest.mark.parametrize("family", sorted(TEMPLATES))

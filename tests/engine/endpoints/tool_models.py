@@ -117,7 +117,9 @@ _SPECIAL = (
     *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
     *("<|tool_call_end|>", "<|tool_calls_section_end|>", "<minimax:tool_call>"),
     *("<think>", "</think>", "<tool_call>", "</tool_call>", "</minimax:tool_call>"),
-    *("<|tool_call>", "<tool_call|>", '<|"|>'),
+    *("<|tool_call>", "<tool_call|>", '<|"|>', "<|tools_prefix|>", "<|tools_suffix|>"),
+    *("<start_function_call>", "<end_function_call>", "<escape>", "<|action_start|>"),
+    *("<|plugin|>", "<|action_end|>", "<|tool_call_start|>", "<|tool_call_end|>"),
 )
 # As in Qwen's vocabulary: a separate token, but ordinary text.
 _PLAIN = ("<|fim_pad|>",)

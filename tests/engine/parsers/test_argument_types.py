@@ -114,6 +114,56 @@ def test_values_of_the_types_that_pydantic_writes_come_back(
         assert json.loads(call.arguments) == values
 
 
+def test_nested_elements_have_the_types_of_the_schema() -> None:
+    """Items of an array may have any name; an element without text is an empty container."""
+    stop = {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "number"}},
+    }
+    schema = {
+        "properties": {
+            "stops": {"type": "array", "items": {"$ref": "#/$defs/stop"}},
+            "fixed": {"type": ["boolean", "null"]},
+            "where": {"$ref": "#/$defs/stop"},
+            "tags": {"type": "array", "items": {"type": "string"}},
+            "more": {"type": "object"},
+        },
+        "$defs": {"stop": stop},
+    }
+    value = {
+        "stops": [{"city": "3", "days": 1.5}, {"city": " Nice", "days": 2}],
+        "fixed": None,
+        "where": {"city": "", "days": 0},
+        "tags": ["1", "null"],
+        "more": {},
+    }
+    mark = "]<]minimax[>["
+    text = f'{mark}<tool_call>{mark}<invoke name="f">{inner_elements(value, mark)}{mark}</invoke>'
+    for tools in ({"f": schema}, {}):  # an unknown function has no types
+        parsers = select_parsers(None, tool_calls="minimax_m3", reasoning="none")
+        parser = ModelOutputParser(parsers, "r", tools=tools)
+        [call] = parse_text(parser.for_choice(0), text).calls
+        arguments = json.loads(call.arguments)
+        assert (arguments == value) == bool(tools)
+        assert arguments["stops"][1]["city"] == " Nice"
+
+
+def inner_elements(value: dict[str, Any], mark: str) -> str:
+    """Return members as elements, as MiniMax-M3 writes them."""
+    return "".join(
+        f"{mark}<{name}>{inner(part, mark)}{mark}</{name}>" for name, part in value.items()
+    )
+
+
+def inner(value: Any, mark: str) -> str:
+    """Return a value between the tags of its element."""
+    if isinstance(value, dict):
+        return inner_elements(value, mark)
+    if isinstance(value, list):
+        return "".join(inner_elements({"item": part}, mark) for part in value)
+    return spelled(value)
+
+
 def test_an_optional_integer_is_parsed_as_one() -> None:
     """Every function with a default value has such arguments."""
     schema = TypeAdapter(dict[str, int | None]).json_schema()

@@ -16,6 +16,7 @@ from tidemill.engine.parsers.registry import (
     REASONING_PARSERS,
     TOOL_CALL_PARSERS,
     ParserSet,
+    parser_notes,
     select_parsers,
 )
 from tidemill.engine.parsers.tool_calls import INCOMPLETE, UNREAD
@@ -273,7 +274,7 @@ def test_an_invalid_call_stays_content_with_a_warning(form: str, text: str) -> N
         ("mistral", '[TOOL_CALLS]add[ARGS]{"why": "a\nb"}', '{"why": "a\nb"}'),
         ("gemma4", "<|tool_call>call:add{why:Paris}<tool_call|>", '{"why": Paris}'),
         ("gemma4", '<|tool_call>call:add{"a":1', '{"a":1'),
-        ("qwen3_coder", f"<tool_call>{CODER[11:55]}", '{"a": 2'),
+        ("qwen3_coder", f"<tool_call>{CODER[11:55]}\n<par", '{"a": 2'),
         ("glm45", "<tool_call>weather<arg_key>city</arg_key><arg_value>Pa</arg", '{"city": "Pa'),
         ("openai", '<|channel|>x to=functions.add<|message|>{"a":}<|call|>', '{"a":}'),
         ("kimi_k2", KIMI.replace('"}', '\n"}').replace("weather", "add"), '{"city": "Paris\n"}'),
@@ -592,6 +593,19 @@ TEXTS = {
     "cohere_command3": COHERE,
     "gemma4": GEMMA,
     "olmo3": OLMO,
+    "apertus": f'<|tools_prefix|>[{{"weather": {PARIS}}}, {{"add": {{}}}}]<|tools_suffix|>',
+    "ernie45": f"<response>\nYes.\n</response><tool_call>{WEATHER}",
+    "functiongemma": GEMMA.replace("<|tool_call>", "<start_function_call>")
+    .replace("<tool_call|>", "<end_function_call>")
+    .replace('<|"|>', "<escape>"),
+    "internlm": f'<|action_start|><|plugin|>\n{{"name": "weather", "parameters": {PARIS}}}',
+    "lfm2": "<|tool_call_start|>[weather(city='it'), add(a=1)]<|tool_call_end|>",
+    "longcat": "<longcat_tool_call>add\n<longcat_arg_key>a</longcat_arg_key>\n"
+    "<longcat_arg_value>1</longcat_arg_value></longcat_tool_call>",
+    "minimax_m3": ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="weather">]<]minimax[>[<city>'
+    "Paris]<]minimax[>[</city>]<]minimax[>[</invoke>]<]minimax[>[</tool_call>",
+    "phi4_mini_json": f'functools[{{"name": "weather", "arguments": {PARIS}}}]',
+    "xlam": f'```json\n[{{"name": "weather", "arguments": {PARIS}}}]\n```',
     "openai": HARMONY + "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
 }
 PARTS = [
@@ -599,6 +613,7 @@ PARTS = [
     *("'", ",", ":", ";", "(", ")", "=", '{"name": "add"}', "[add()]", "null", "-1.5e3", "\x01"),
     *("<arg_key>a</arg_key>", "<arg_value>1</arg_value>", "<tool_call>add"),
     *("<function=add>", "<parameter=a>", "</parameter>", "</function>", "</tool_call>", "```json"),
+    *("<response>", "</response>", "<answer>", "]<]minimax[>[<a>", "<|inner_prefix|>"),
     *('<invoke name="add">', '<parameter name="a">', "</invoke>", "functions.add:0"),
     *{mark for form in TOOL_CALL_PARSERS.values() for mark in form.marks},
 ]
@@ -669,6 +684,16 @@ def test_a_delta_is_emitted_as_soon_as_it_is_certain() -> None:
         ("{{ '<|tool_call>call: <|channel>thought' }}", "gemma4", "gemma4"),
         ("{{ '<function_calls></think>' }}", "olmo3", "olmo3"),
         ("{{ '<|START_THINKING|><|START_ACTION|>' }}", "cohere_command3", "cohere_command3"),
+        ("{{ ns + '<tool_call>' }}{% set ns = ']<]minimax[>[' %}<mm:think>", *["minimax_m3"] * 2),
+        ("{{ '<longcat_tool_call><longcat_think>' }}", "longcat", "longcat"),
+        ("{{ '<|inner_prefix|><|tools_prefix|>' }}", "apertus", "apertus"),
+        ("{{ '<|tool_list_start|>' }}", "lfm2", None),
+        ("{{ '<|tool_call_start|></think>' }}", "lfm2", "qwen3"),
+        ("{{ '<start_function_call>' }}", "functiongemma", None),
+        ("{{ '<|action_start|><|plugin|>' }}", "internlm", None),
+        ("{{ 'functools[{' }}", "phi4_mini_json", None),
+        ("{{ 'make calls in a single JSON array: [' }}", "xlam", None),
+        ("{{ '<tool_call></think><response>' }}", "ernie45", "ernie45"),
         ("{{ 'plain' }}", None, None),
     ],
 )
@@ -696,6 +721,8 @@ def test_a_format_may_be_configured() -> None:
     )
     assert select_parsers(template, reasoning="openai_gptoss").has_channels
     assert select_parsers(template, reasoning="gpt-oss").has_channels
+    assert select_parsers(template, tool_calls="step3p5") == select_parsers(template)
+    assert select_parsers(template, reasoning="minimax_m2_append_think").reasoning is None
     names = ", ".join([*sorted(TOOL_CALL_PARSERS), "none"])
     with pytest.raises(
         EngineError, match=f"--tool-call-parser: unknown parser 'x': use one of {names}"
@@ -708,9 +735,53 @@ def test_a_format_may_be_configured() -> None:
         select_parsers(template, reasoning="x")
 
 
+def test_a_parser_that_only_vllm_has_is_replaced_by_the_templates_own() -> None:
+    """A note names both, also where the template shows no format."""
+    names = {"tool_calls": "granite-20b-fc", "reasoning": "kimi_k3"}
+    template = "{{ '<tool_call>' }}"
+    assert select_parsers(template, **names) == select_parsers(template)
+    assert parser_notes(template, **names) == (
+        "--tool-call-parser: vLLM's 'granite-20b-fc' is not supported: 'hermes' replaces it",
+        "--reasoning-parser: vLLM's 'kimi_k3' is not supported: the chat template shows no other",
+    )
+    assert parser_notes(template, tool_calls="step3p5", reasoning=None) == ()
+
+
+# The names of vLLM 0.32, with one for each parser.
+VLLM_TOOL_CALLS = (
+    "apertus cohere_command3 cohere_command4 deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4"
+    " deepseek_v41 dots ernie45 functiongemma gemma4 gigachat3 glm45 glm47 granite granite-20b-fc"
+    " granite4 hermes hf hunyuan_a13b hy_v3 hy_v4 inkling internlm jamba k2_horizon kimi_k2 kimi_k3"
+    " lfm2 ling3 llama3_json llama4_json llama4_pythonic longcat mimo minicpm5 minimax_m2"
+    " minimax_m3 mistral muse_glimmer olmo3 openai phi4_mini_json plamo3 poolside_v1 pythonic"
+    " qwen3_coder qwen3_json qwen3_xml seed_oss step3 step3p5 xlam"
+).split()
+VLLM_REASONING = (
+    "cohere_command3 cohere_command4 deepseek_r1 deepseek_v3 deepseek_v4 deepseek_v41 ernie45"
+    " gemma4 glm45 glm47 granite granite_thinking_parser hf holo2 hunyuan_a13b hy_v3 hy_v4 inkling"
+    " k2_horizon kimi_k2 kimi_k3 ling3 mimo minicpmv minimax_m2 minimax_m2_append_think minimax_m3"
+    " mistral muse_glimmer nemotron_v3 olmo3 openai_gptoss plamo3 poolside_v1 qwen3 seed_oss step3"
+    " step3p5"
+).split()
+
+
+def test_no_name_of_vllm_ends_a_start() -> None:
+    """The template replaces 16 of 54 names of tool calls, and 8 of 38 of reasoning."""
+    calls = [parser_notes(None, tool_calls=name, reasoning=None) for name in VLLM_TOOL_CALLS]
+    thinking = [parser_notes(None, tool_calls=None, reasoning=name) for name in VLLM_REASONING]
+    assert [(len(notes), sum(map(len, notes))) for notes in (calls, thinking)] == [
+        (54, 16),
+        (38, 8),
+    ]
+
+
 @pytest.mark.parametrize(
     "beginning",
     [
+        ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="sing">]<]minimax[>[<a>',
+        '<|tools_prefix|>[{"sing": {"a":',
+        "<|tool_call_start|>[",
+        "functools[",
         '<tool_call>{"a":"',
         '<tool_call>["",',
         "<tool_call>[",
@@ -725,6 +796,13 @@ def test_a_format_may_be_configured() -> None:
 def test_a_text_with_many_beginnings_is_parsed_once(beginning: str) -> None:
     """None of them is a call; searching to the text's end for each would take minutes."""
     text = beginning * (60_000 // len(beginning))
-    forms = {"<minimax": "minimax_m2", "<|tool_": "gemma4"}
+    forms = {
+        "]<]minimax": "minimax_m3",
+        "<minimax": "minimax_m2",
+        "<|tools_": "apertus",
+        "<|tool_call_": "lfm2",
+        "<|tool_": "gemma4",
+        "functools": "phi4_mini_json",
+    }
     answer = parsed(text, next((forms[sign] for sign in forms if sign in beginning), "hermes"))
     assert (answer.content, answer.calls, answer.warnings) == (text, (), (UNREAD,))

@@ -28,7 +28,7 @@ from tidemill.engine.parsers.tool_calls import INCOMPLETE, UNREAD
 TRANSCRIPTS = [each for name in FORMATS for each in load_transcripts(name)]
 TOKENIZER = Tokenizer.from_file(str(demo.MODEL_PATH / "tokenizer.json"))
 # Calls in Python, and those without a mark, are parsed whole.
-WHOLE = {"llama3_json", "pythonic", "olmo3"}
+WHOLE = {"lfm2", "llama3_json", "olmo3", "pythonic", "xlam"}
 
 
 def parser_of(transcript: Transcript) -> ModelOutputParser:

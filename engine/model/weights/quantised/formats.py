@@ -21,8 +21,8 @@ FLOATS = frozenset({"F32", "F16", "BF16"})
 WORDS = frozenset({"I32"})
 NUMBERS = frozenset({"F8_E4M3"})
 BYTES = frozenset({"U8"})
-# A word contains eight numbers of four bits.
-IN_WORD = 8
+# A word contains eight numbers of four bits, or four of eight.
+WORD_BITS, FOUR_BITS, IN_WORD = 32, 4, 8
 # AWQ's order of the numbers in a word.
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 # mxfp4: the number of inputs that share a scale; and the scale 2¹⁷, which no weight exceeds.
@@ -56,6 +56,10 @@ class WeightFormat(Protocol):
     is_stacked: ClassVar[bool]
     main_tensor: ClassVar[MainTensor]
 
+    @property
+    def has_product(self) -> bool:
+        """Return whether kernels multiply it; otherwise it is dequantised."""
+
     def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the matrix whose main tensor has a given shape."""
 
@@ -78,6 +82,11 @@ class Fp8:
 
     is_stacked: ClassVar[bool] = False
     main_tensor: ClassVar[MainTensor] = MainTensor("weight", NUMBERS)
+
+    @property
+    def has_product(self) -> bool:
+        """See `WeightFormat`."""
+        return True
 
     def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """See `WeightFormat`."""
@@ -124,6 +133,11 @@ class Awq:
     is_stacked: ClassVar[bool] = False
     main_tensor: ClassVar[MainTensor] = MainTensor("qweight", WORDS)
 
+    @property
+    def has_product(self) -> bool:
+        """See `WeightFormat`."""
+        return True
+
     def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """See `WeightFormat`."""
         return stored[1] * IN_WORD, stored[0]
@@ -145,15 +159,17 @@ class Awq:
         self, tensors: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype
     ) -> Quantised:
         """See `WeightFormat`."""
-        numbers, zeros = (_nibbles(tensors[name], AWQ_ORDER).T for name in ("qweight", "qzeros"))
-        return _of_four_bits(
+        numbers, zeros = (
+            _numbers(tensors[name], FOUR_BITS, AWQ_ORDER).T for name in ("qweight", "qzeros")
+        )
+        return _quantised(
             numbers, tensors["scales"].T, zeros, shape[1], group=self.group, dtype=dtype
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
-    """Numbers of four bits packed by inputs; its first version stores zeros minus one.
+    """Numbers of four or eight bits packed by inputs; its first version stores zeros minus one.
 
     The group of each input is stored, because groups may be sorted by importance: it is required if
     `is_sorted`.
@@ -162,23 +178,29 @@ class Gptq:
     group: int | None
     zeros_lack: int
     is_sorted: bool = False
+    bits: int = FOUR_BITS
 
     is_stacked: ClassVar[bool] = False
     main_tensor: ClassVar[MainTensor] = MainTensor("qweight", WORDS)
 
+    @property
+    def has_product(self) -> bool:
+        """See `WeightFormat`."""
+        return self.bits == FOUR_BITS
+
     def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """See `WeightFormat`."""
-        return stored[1], stored[0] * IN_WORD
+        return stored[1], stored[0] * (WORD_BITS // self.bits)
 
     def tensor_specs(
         self, shape: tuple[int, ...], has: Callable[[str], bool]
     ) -> dict[str, TensorSpec]:
         """See `WeightFormat`."""
         outputs, inputs = shape
-        groups = _count_groups(inputs, self.group)
+        groups, in_word = _count_groups(inputs, self.group), WORD_BITS // self.bits
         specs = {
-            "qweight": TensorSpec(((inputs // IN_WORD, outputs),), WORDS),
-            "qzeros": TensorSpec(((groups, outputs // IN_WORD),), WORDS),
+            "qweight": TensorSpec(((inputs // in_word, outputs),), WORDS),
+            "qzeros": TensorSpec(((groups, outputs // in_word),), WORDS),
             "scales": TensorSpec(((groups, outputs),), FLOATS),
         }
         has_order = self.is_sorted or has("g_idx")
@@ -188,17 +210,19 @@ class Gptq:
         self, tensors: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype
     ) -> Quantised:
         """See `WeightFormat`."""
-        numbers = _nibbles(tensors["qweight"].T)
-        zeros = (_nibbles(tensors["qzeros"]).T + self.zeros_lack) & 15
+        numbers = _numbers(tensors["qweight"].T, self.bits)
+        zeros = _numbers(tensors["qzeros"], self.bits).T.int() + self.zeros_lack
+        zeros = (zeros & ((1 << self.bits) - 1)).to(torch.uint8)
         weight = (numbers, tensors["scales"].T, zeros)
-        return _of_four_bits(
-            *weight, shape[1], group=self.group, dtype=dtype, groups=tensors.get("g_idx")
+        groups = tensors.get("g_idx")
+        return _quantised(
+            *weight, shape[1], group=self.group, dtype=dtype, groups=groups, bits=self.bits
         )
 
 
 @dataclass(frozen=True, slots=True)
 class PackQuantized:
-    """Numbers of four bits packed by inputs, as compressed-tensors has them; zeros by outputs.
+    """Numbers of four or eight bits packed by inputs, as in compressed-tensors; zeros by outputs.
 
     If `is_sorted`, the group of each input must be stored.
     """
@@ -206,26 +230,32 @@ class PackQuantized:
     group: int | None
     is_symmetric: bool
     is_sorted: bool = False
+    bits: int = FOUR_BITS
 
     is_stacked: ClassVar[bool] = False
     main_tensor: ClassVar[MainTensor] = MainTensor("weight_packed", WORDS)
 
+    @property
+    def has_product(self) -> bool:
+        """See `WeightFormat`."""
+        return self.bits == FOUR_BITS
+
     def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """See `WeightFormat`."""
-        return stored[0], stored[1] * IN_WORD
+        return stored[0], stored[1] * (WORD_BITS // self.bits)
 
     def tensor_specs(
         self, shape: tuple[int, ...], has: Callable[[str], bool]
     ) -> dict[str, TensorSpec]:
         """See `WeightFormat`."""
         outputs, inputs = shape
-        groups = _count_groups(inputs, self.group)
+        groups, in_word = _count_groups(inputs, self.group), WORD_BITS // self.bits
         specs = {
-            "weight_packed": TensorSpec(((outputs, -(-inputs // IN_WORD)),), WORDS),
+            "weight_packed": TensorSpec(((outputs, -(-inputs // in_word)),), WORDS),
             "weight_scale": TensorSpec(((outputs, groups),), FLOATS),
         }
         if not self.is_symmetric:
-            specs["weight_zero_point"] = TensorSpec(((-(-outputs // IN_WORD), groups),), WORDS)
+            specs["weight_zero_point"] = TensorSpec(((-(-outputs // in_word), groups),), WORDS)
         if self.is_sorted or has("weight_g_idx"):
             specs["weight_g_idx"] = TensorSpec(((inputs,),), WORDS)
         return specs
@@ -235,15 +265,16 @@ class PackQuantized:
     ) -> Quantised:
         """See `WeightFormat`; without zeros the zero is the middle of the range."""
         outputs, inputs = shape
-        numbers = _nibbles(tensors["weight_packed"])[:, :inputs]
+        numbers = _numbers(tensors["weight_packed"], self.bits)[:, :inputs]
         scales = tensors["weight_scale"]
         if self.is_symmetric:
-            zeros = torch.full_like(scales, 8, dtype=torch.uint8)
+            zeros = torch.full_like(scales, 1 << (self.bits - 1), dtype=torch.uint8)
         else:
-            zeros = _nibbles(tensors["weight_zero_point"].T).T[:outputs]
+            zeros = _numbers(tensors["weight_zero_point"].T, self.bits).T[:outputs]
         weight = (numbers, scales, zeros)
-        return _of_four_bits(
-            *weight, inputs, group=self.group, dtype=dtype, groups=tensors.get("weight_g_idx")
+        groups = tensors.get("weight_g_idx")
+        return _quantised(
+            *weight, inputs, group=self.group, dtype=dtype, groups=groups, bits=self.bits
         )
 
 
@@ -257,6 +288,11 @@ class Mxfp4:
 
     is_stacked: ClassVar[bool] = True
     main_tensor: ClassVar[MainTensor] = MainTensor("blocks", BYTES)
+
+    @property
+    def has_product(self) -> bool:
+        """See `WeightFormat`."""
+        return True
 
     def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """See `WeightFormat`."""
@@ -291,13 +327,14 @@ def _count_groups(inputs: int, group: int | None) -> int:
     return 1 if group is None else -(-inputs // group)
 
 
-def _nibbles(words: Tensor, order: tuple[int, ...] = tuple(range(IN_WORD))) -> Tensor:
-    """Return the numbers in words, `[N, W]` → `[N, 8 · W]`, for an order of their places."""
-    numbers = [((words >> 4 * place) & 15).to(torch.uint8) for place in order]
+def _numbers(words: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
+    """Return the numbers in words, `[N, W]` → `[N, W · 32 / bits]`, in an order of their places."""
+    places, most = order or range(WORD_BITS // bits), (1 << bits) - 1
+    numbers = [((words >> bits * place) & most).to(torch.uint8) for place in places]
     return torch.stack(numbers, -1).flatten(1)
 
 
-def _of_four_bits(
+def _quantised(
     numbers: Tensor,
     scales: Tensor,
     zeros: Tensor,
@@ -306,6 +343,7 @@ def _of_four_bits(
     group: int | None,
     dtype: torch.dtype,
     groups: Tensor | None = None,
+    bits: int = FOUR_BITS,
 ) -> Quantised:
     """Return numbers `[O, I]` with scales and zeros `[O, G]` as one weight.
 
@@ -324,4 +362,7 @@ def _of_four_bits(
                 raise UnsupportedConfig(f"its inputs are not in groups of {size} columns")
             numbers = numbers[:, order]
     scales, zeros = scales.float().contiguous(), zeros.contiguous()
+    if bits != FOUR_BITS:
+        spread = zeros.short().repeat_interleave(size, 1)[:, :inputs]
+        return Quantised(numbers.short() - spread, scales, None, inputs, size, dtype, order)
     return Quantised(pack_int4(numbers.contiguous()), scales, zeros, inputs, size, dtype, order)

@@ -155,7 +155,7 @@ def plan_loading(
     """Return how the weights of the model `name` are filled from the stored tensors."""
     if quantization is None:
         return Plan(tuple(wanted))
-    method = quantization.method
+    method = quantization.product
     if (weight_format := quantization.weight_format) is None:
         made = [weight for weight in wanted if is_made(weight, method)]
         plain = [weight for weight in wanted if weight not in made]

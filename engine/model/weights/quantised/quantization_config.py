@@ -13,6 +13,8 @@ from .formats import MXFP4_GROUP, Awq, Fp8, Gptq, Mxfp4, PackQuantized, WeightFo
 # Methods that quantise weights during the load.
 MADE_AT_LOAD = ("fp8", "int8")
 UNQUANTISED = "use the unquantised model"
+# NVIDIA ModelOpt's algorithms with fp8 weights, which have one scale or one per row.
+_MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
 _FLOAT_FORMATS = ("float-quantized", "naive-quantized")
 
 
@@ -25,6 +27,12 @@ class QuantizationConfig:
 
     method: str
     weight_format: WeightFormat | None
+
+    @property
+    def product(self) -> str:
+        """Return the method whose products the weights need; they are dequantised without one."""
+        has_product = self.weight_format is None or self.weight_format.has_product
+        return self.method if has_product else ""
 
     @property
     def experts_group(self) -> int:
@@ -74,10 +82,10 @@ def read_quantization_config(
 def _method(config: Mapping[str, Any]) -> str:
     """Return the quantisation method, also if only a tool's own fields show it."""
     method = config.get("quant_method")
+    if method in (None, "modelopt") and (algorithm := config.get("quant_algo")):
+        return "modelopt" if algorithm in _MODELOPT else f"NVIDIA's ModelOpt ({algorithm})"
     if method is not None:
         return str(method)
-    if algorithm := config.get("quant_algo"):
-        return f"NVIDIA's ModelOpt ({algorithm})"
     if any(key.startswith(("bnb_", "llm_int8", "load_in_")) for key in config):
         return "bitsandbytes"
     if "group_size" in config and "bits" in config:
@@ -109,16 +117,37 @@ def _gptq(fields: ConfigFields) -> WeightFormat:
     fields.allow("pack_dtype", "int32")
     fields.allow("checkpoint_format", "gptq", "gptq_v2")
     has_whole_zeros = fields.get("checkpoint_format") == "gptq_v2"
-    size, is_sorted = _group(fields, "bits"), fields.flag("desc_act")
-    return Gptq(size, 0 if has_whole_zeros else 1, is_sorted=is_sorted and size is not None)
+    size, is_sorted = _group(fields, "bits", widths=(4, 8)), fields.flag("desc_act")
+    return Gptq(
+        size,
+        0 if has_whole_zeros else 1,
+        is_sorted=is_sorted and size is not None,
+        bits=int(fields.get("bits")),
+    )
 
 
-def _group(fields: ConfigFields, *bits: str) -> int | None:
-    """Return the group size of 4-bit numbers; None if a whole row is one group."""
+def _auto_round(fields: ConfigFields) -> WeightFormat:
+    """Return the format of GPTQ; layers with other widths are not quantised at all."""
+    fields.allow("packing_format", "auto_round:auto_gptq")
+    fields.allow("data_type", "int")
+    others = fields.get("extra_config") or {}
+    for layer, how in others.items() if isinstance(others, Mapping) else ():
+        ConfigFields(f"{fields.where}: extra_config: {layer}", how).allow("bits", 16, 32)
+    size = _group(fields, "bits", widths=(4, 8))
+    return Gptq(size, 1, bits=int(fields.get("bits")))
+
+
+def _modelopt(fields: ConfigFields) -> WeightFormat:
+    fields.allow("quant_algo", *_MODELOPT)
+    return Fp8(None)
+
+
+def _group(fields: ConfigFields, *bits: str, widths: tuple[int, ...] = (4,)) -> int | None:
+    """Return the group size of numbers of these widths; None if a whole row is one group."""
     if all(fields.get(key) is None for key in bits):
         raise UnsupportedConfig(f"{fields.where} does not set {bits[0]}")
     for key in bits:
-        fields.allow(key, 4)
+        fields.allow(key, *widths)
     size = fields.get("group_size", 128)
     if size == -1:
         return None
@@ -162,11 +191,13 @@ def _compressed_group(where: str, group: Any, whole: object) -> WeightFormat:
         fields.allow("strategy", "tensor", "channel", "block")
         is_block = fields.get("strategy") == "block"
         return Fp8(_block(fields, "block_structure") if is_block else None)
-    if (kind, bits) == ("int", 4) and layout == "pack-quantized" and not inputs:
+    if kind == "int" and bits in (4, 8) and layout == "pack-quantized" and not inputs:
         fields.allow("strategy", "group", "channel")
-        size = _group(fields, "num_bits") if fields.get("strategy") == "group" else None
+        is_grouped = fields.get("strategy") == "group"
+        size = _group(fields, "num_bits", widths=(bits,)) if is_grouped else None
         is_sorted = fields.get("actorder") in (True, "group", "dynamic") and size is not None
-        return PackQuantized(size, fields.flag("symmetric", default=True), is_sorted=is_sorted)
+        is_symmetric = fields.flag("symmetric", default=True)
+        return PackQuantized(size, is_symmetric, is_sorted=is_sorted, bits=bits)
     raise UnsupportedConfig(
         f"{where} has unsupported weights with {bits} bits, type {kind!r}, format {layout!r}"
     )
@@ -191,4 +222,6 @@ _METHODS: dict[str, Callable[[ConfigFields], WeightFormat]] = {
     "awq": _awq,
     "gptq": _gptq,
     "mxfp4": lambda _: Mxfp4(),
+    "modelopt": _modelopt,
+    "auto-round": _auto_round,
 }

@@ -81,6 +81,36 @@ def _of_four_bits(weight: Tensor, *, is_symmetric: bool = False) -> tuple[Whole,
     return Whole(q=numbers.view(weight.shape).int(), s=scale, z=zero.int()), meant
 
 
+def gptq_8(weight: Tensor) -> tuple[LoadingInfo, Tensor]:
+    """GPTQ's of eight bits: four numbers in a word, zeros stored minus one."""
+    low, high = (each(weight.view(len(weight), -1, GROUP), -1) for each in (torch.amin, torch.amax))
+    scale = ((high - low) / 255).half()
+    zero = (-low / scale).round().clamp(1, 255).int()
+    spread, zeros = (each.repeat_interleave(GROUP, 1) for each in (scale.float(), zero))
+    numbers = (weight / spread + zeros).round().clamp(0, 255).int()
+    return {
+        "qweight": _bytes_in_words(numbers).T.contiguous(),
+        "qzeros": _bytes_in_words(zero.T - 1),
+        "scales": scale.T.contiguous(),
+    }, (numbers - zeros) * spread
+
+
+def packed_8(weight: Tensor) -> tuple[LoadingInfo, Tensor]:
+    """compressed-tensors' of eight bits: numbers plus 128, and one scale per row."""
+    scale = (weight.abs().amax(1, keepdim=True) / 127).bfloat16()
+    numbers = (weight / scale.float()).round().clamp(-128, 127).int()
+    return {
+        "weight_packed": _bytes_in_words(numbers + 128),
+        "weight_scale": scale,
+        "weight_shape": torch.tensor(weight.shape),
+    }, numbers * scale.float()
+
+
+def _bytes_in_words(numbers: Tensor) -> Tensor:
+    """Return words of four neighbours of the last axis, the first one in the lowest bits."""
+    return numbers.to(torch.uint8).contiguous().view(torch.int32)
+
+
 def _in_words(numbers: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
     """Return words of eight neighbours of the last axis; `order[i]` is the one at place i."""
     words = torch.zeros((*numbers.shape[:-1], numbers.shape[-1] // 8), dtype=torch.int64)
@@ -200,6 +230,23 @@ FORMS: dict[str, tuple[dict[str, Any], Makes]] = {
         _compressed("pack-quantized", **_INT, strategy="group", group_size=GROUP, symmetric=False),
         lambda weight: packed(weight, is_symmetric=False),
     ),
+    "compressed int8": (
+        _compressed("pack-quantized", type="int", num_bits=8, strategy="channel"),
+        packed_8,
+    ),
+    "gptq, 8 bits": (_OF_GPTQ | {"bits": 8}, gptq_8),
+    "auto-round": (
+        {
+            "quant_method": "auto-round",
+            "bits": 4,
+            "group_size": GROUP,
+            "sym": True,
+            "packing_format": "auto_round:auto_gptq",
+            "extra_config": {"lm_head": {"bits": 16}},
+        },
+        gptq,
+    ),
+    "modelopt": ({"quant_method": "modelopt", "quant_algo": "FP8"}, per_tensor),
     "awq": (
         {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True},
         awq,

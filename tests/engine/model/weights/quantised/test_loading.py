@@ -262,7 +262,19 @@ def test_int8_is_refused_where_nothing_multiplies_it(
     [
         ({"quant_method": "bitsandbytes"}, "quantised with bitsandbytes, but only fp8, compressed"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "has unsupported fmt 'e5m2'"),
-        ({"quant_method": "gptq", "bits": 8}, "has unsupported bits 8"),
+        ({"quant_method": "gptq", "bits": 3}, "has unsupported bits 3"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+            "with NVIDIA's ModelOpt (NVFP4), but",
+        ),
+        (
+            {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:llm_awq"},
+            "has unsupported packing_format 'auto_round:llm_awq'",
+        ),
+        (
+            {"quant_method": "auto-round", "bits": 4, "extra_config": {"a": {"bits": 2}}},
+            "extra_config: a has unsupported bits 2",
+        ),
         ({"quant_method": "gptq"}, "does not set bits"),
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:x": {}}}, "has unsupported dynamic"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "has unsupported group_size 0"),
@@ -292,6 +304,31 @@ def test_unsupported_methods_are_refused_by_name(
     with pytest.raises(ModelRefused, match="use the unquantised model") as refused:
         load_model(settings(tmp_path))
     assert words in str(refused.value)
+
+
+def test_modelopts_own_file_describes_its_weights(tmp_path: Path) -> None:
+    """Older exports leave config.json as it was; a file without an algorithm says nothing."""
+    save("modelopt", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    own = tmp_path / "hf_quant_config.json"
+    for algorithm, method in (("FP8", "modelopt"), (None, None)):
+        own.write_text(json.dumps({"quantization": {"quant_algo": algorithm}}))
+        read = read_quantization_config(read_hf_config(str(tmp_path)), None)
+        assert (read and read.method) == method
+    own.write_text("{}")
+    with pytest.raises(ModelRefused, match=r"hf_quant_config.json has no valid quantization"):
+        read_hf_config(str(tmp_path))
+
+
+def test_8_bit_integers_are_dequantised_on_every_device(tmp_path: Path) -> None:
+    """No kernel multiplies them."""
+    for form, product in (("gptq, 8 bits", ""), ("compressed int8", ""), ("gptq", "gptq")):
+        save(form, tmp_path / form)
+        read = read_quantization_config(read_hf_config(str(tmp_path / form)), None)
+        assert read is not None
+        assert read.product == product
 
 
 def test_the_requested_method_must_match_the_weights(tmp_path: Path) -> None:
