@@ -120,7 +120,7 @@ def with_loaded_model(settings: Settings, info: EngineInfo) -> Settings:
 
 def has_span_labels(settings: Settings | None) -> bool:
     """Return whether the model of these settings is known to label spans of texts."""
-    return settings is not None and _LABELS_SPANS in settings[MODEL]
+    return settings is not None and bool(settings[MODEL].get(_LABELS_SPANS))
 
 
 def _files_of(name: str, path: str) -> dict[str, str | None]:
