@@ -42,7 +42,7 @@ class NestedTags(CallTags):
                 return arguments.abandon()
             begin = (yield from stream.peek(4)) if arguments.streams else ""
             if begin and arguments.types().is_text(key, begin):
-                is_ended = yield from self._stream_text(stream, arguments, key)
+                is_ended = yield from self._stream_element(stream, arguments, key)
             else:
                 types = arguments.types()
                 value = yield from _value(stream, key, types, types.allowed(key))
@@ -52,7 +52,7 @@ class NestedTags(CallTags):
             if not is_ended:
                 return arguments.abandon()
 
-    def _stream_text(
+    def _stream_element(
         self, stream: TextStream, arguments: CallArguments, key: str
     ) -> Generator[None, None, bool]:
         """Write a string as it streams; return whether it ends before the end of the text."""

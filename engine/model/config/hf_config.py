@@ -215,7 +215,7 @@ def _modelopt_config(name: str, folder: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
-        quantization = json.loads(path.read_bytes())["quantization"]
+        quantization: Mapping[str, Any] = json.loads(path.read_bytes())["quantization"]
         return quantization if quantization["quant_algo"] else {}
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise ModelRefused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -144,7 +145,7 @@ def test_forced_and_strict_calls_have_the_format_of_a_named_parser(family: str) 
     """Only that call can be written, alone if it is forced, and it is parsed as one."""
     call = NAMED_CALLS[family]
     # MiniMax-M3's mark contains another one, which is a token here.
-    make = unmarked if family == "minimax_m3" else partial(ToolScene, "x")
+    make: Callable[..., ToolScene] = unmarked if family == "minimax_m3" else partial(ToolScene, "x")
     scene = make(HERMES, tool_calls=family, reasoning="none")
     held = Held(scene, tool_choice="required")
     assert held.takes(call)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -737,7 +738,7 @@ def test_a_format_may_be_configured() -> None:
 
 def test_a_parser_that_only_vllm_has_is_replaced_by_the_templates_own() -> None:
     """A note names both, also where the template shows no format."""
-    names = {"tool_calls": "granite-20b-fc", "reasoning": "kimi_k3"}
+    names: dict[str, Any] = {"tool_calls": "granite-20b-fc", "reasoning": "kimi_k3"}
     template = "{{ '<tool_call>' }}"
     assert select_parsers(template, **names) == select_parsers(template)
     assert parser_notes(template, **names) == (
