@@ -14,6 +14,8 @@ from tests.engine.families import ONLY_OURS, build
 from tidemill.engine.config import EngineConfig, LoraModule
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.model import native
+from tidemill.engine.model.config.hf_config import TIE
+from tidemill.engine.model.endpoint_names import endpoints_of
 from tidemill.engine.model.families.refused_types import ONLY_OWN_TYPES
 from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.planning import plan_model
@@ -172,6 +174,24 @@ def test_weights_in_their_publishers_own_format_are_recognised(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("head", "use"),
+    [
+        ("ForMultipleChoice", "it chooses one of several endings"),
+        ("ForQuestionAnswering", "it marks the answer to a question"),
+        ("ForNextSentencePrediction", "it predicts whether one sentence"),
+    ],
+)
+def test_a_decoder_with_a_trained_head_writes_no_text(head: str, use: str, tmp_path: Path) -> None:
+    """Its head is not for words, even if its embeddings are tied to such a head."""
+    raw = SIZES | {"model_type": "qwen2", "architectures": [f"Qwen2{head}"], TIE: True}
+    settings = EngineConfig(folder_of(tmp_path, raw), device="cpu")
+    reason = reason_of(settings)
+    assert reason.startswith(f"it has a trained head (Qwen2{head}) that no endpoint serves: {use}")
+    assert "--convert embed" in reason
+    assert endpoints_of(settings) is None
+
+
+@pytest.mark.parametrize(
     ("kind", "words"),
     [
         ("kimi_k2", "use a version that transformers' own classes run"),
@@ -191,7 +211,7 @@ def test_a_type_with_custom_code_is_refused_with_an_alternative(
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("wav2vec2", "it is a speech model; of these only the Whisper family"),
+        ("wav2vec2", "it is a speech model; only Whisper's family and Qwen2-Audio"),
         ("vits", "text-only class"),
     ],
 )
