@@ -253,7 +253,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Llama, dynamic rope": (
         "LlamaConfig",
-        {"rope_parameters": ROPE | {"rope_type": "dynamic", "factor": 2.0}},
+        {
+            "rope_parameters": ROPE
+            | {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 32}
+        },
     ),
     "Llama, biased and tied": (
         "LlamaConfig",

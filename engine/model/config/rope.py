@@ -94,6 +94,8 @@ def make_rope(
     if turned < 2 or turned % 2 or turned > width:
         raise UnsupportedConfig(f"its rope rotates {turned} of the {width} elements of a head")
     original = fields.count("original_max_position_embeddings", positions)
+    if kind == "dynamic":
+        original = positions  # transformers ignores the other number
     spread = width if kind == "proportional" else turned
     powers = base ** (torch.arange(0, turned, 2, dtype=torch.float) / spread)
     plain = Plain(fields, base, powers, positions, original, width)

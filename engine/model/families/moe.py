@@ -318,7 +318,7 @@ def _phi_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         raise UnsupportedConfig("its rope scales long and short contexts differently")
     if scales != {None}:
         parameters["attention_factor"] = scales.pop()
-    kinds = {"default": "default", "longrope": "longrope", "su": "longrope"}
+    kinds = {"default": "default", "longrope": "longrope"}
     rope = make_rope(parameters, sizes.head_dim, sizes.positions, 1e6, kinds)
     width = fields.count("intermediate_size")
     fields.allow("expert_intermediate_size", width)
