@@ -19,7 +19,8 @@ from .architecture import Rope
 from .hf_config import ConfigFields, UnsupportedConfig
 
 # In transformers these switch by the longest position of all sequences that run together, so that
-# one request would change another: its classes are served only where they never switch.
+# one request would change another: its classes are served only where they never switch. Only
+# longrope switches at the original positions.
 SWITCHING = {"dynamic", "longrope"}
 NUM_AXES = 3
 # Orders of the frequencies of M-RoPE's axes: one axis after the other, or in turns.
