@@ -21,6 +21,7 @@ from tidemill.engine.model.encoders.families import FAMILIES as ENCODERS
 from tidemill.engine.model.encoders.pooling_config import ENCODER_TYPES, TWO_TOWERS
 from tidemill.engine.model.families.left_out import LEFT_OUT
 from tidemill.engine.model.families.refused_types import (
+    HEADS,
     ONLY_OWN_TYPES,
     REFUSED_TYPES,
     reason_refused,
@@ -101,7 +102,7 @@ attention does not fit a paged cache.
 |---|---|
 {refused}
 
-All other types are rejected, and models that bring their own code (`auto_map`).
+{heads}
 
 ## Tool calls and reasoning
 The first mark found in the chat template selects the parser. Flags override it
@@ -154,6 +155,12 @@ def page() -> str:
         liquid=LIQUID,
         version=".".join(transformers.__version__.split(".")[:2]),
         others=_sentence("Tried", tried_types()),
+        heads=fill(
+            "All other types are rejected, like models with their own code (`auto_map`) and, "
+            f"without `--convert`, classes named {', '.join(f'`…{suffix}`' for suffix in HEADS)}.",
+            100,
+            break_on_hyphens=False,
+        ),
         refused="\n".join(f"| {why} | {_listed(kinds)} |" for why, kinds in REFUSED_TYPES.items()),
         only_own=_sentence(
             "With an unknown field that transformers reads, these are rejected",

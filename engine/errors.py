@@ -51,6 +51,8 @@ def first_line_of(exc: BaseException) -> str:
     """Return the message of another library's exception, in one line."""
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     message = lines[0] if lines else type(exc).__name__
+    if isinstance(exc, KeyError):  # its message is the key alone
+        message = f"the key {message} is missing"
     # "Validation error for field 'hidden_size':" continues on the next line.
     if message.endswith(":") and len(lines) > 1:
         message = f"{message} {lines[1]}"

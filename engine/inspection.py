@@ -33,7 +33,7 @@ from .model.encoders import eager, families
 from .model.encoders.architecture import EncoderArchitecture
 from .model.encoders.loading import own_decoder, own_encoder
 from .model.encoders.pooling_config import Classifier, PoolingConfig
-from .model.encoders.transformers_model import positions_of_encoder
+from .model.encoders.transformers_model import check_config, positions_of_encoder
 from .model.encoders.two_towers_loading import read_tower_configs
 from .model.endpoint_names import endpoints_of
 from .model.model_plan import MemoryPlan, ModelPlan, Runs, find_weights
@@ -185,6 +185,7 @@ def _plan_encoder(config: EngineConfig) -> ModelPlan:
         why = str(exc)
         whole = eager.read_config(config.model, pooling_config.config)  # this may refuse the model
         class_name = str((hf_config.raw.get("architectures") or ["a class"])[0])
+        check_config(config.model, whole, head)
         positions = positions_of_encoder(whole)
     plan = _plan_of(config, hf_config.dtype, class_name, positions, why)
     max_model_len = pooling_config.context_length(config, plan.max_model_len)

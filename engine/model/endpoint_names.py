@@ -34,8 +34,8 @@ from ..parsers.guards import guard_format
 from ..storage.gguf.unpacked import description_folder
 from ..storage.hub import config_of, local_source
 from ..storage.model_digest import template_texts
-from .encoders.pooling_config import PoolingTask, read_pooling_config
-from .families.refused_types import REFUSED_TYPES, SPEECH
+from .encoders.pooling_config import PoolingTask, first_class, read_pooling_config
+from .families.refused_types import REFUSED_TYPES, SPEECH, use_of_head
 
 _SPEECH_TYPE = "whisper"
 _POOLED: dict[PoolingTask, list[Route]] = {
@@ -74,6 +74,8 @@ def endpoints_of(config: EngineConfig, chat_template: str | None = None) -> tupl
             routes = [*routes, CLASSIFY, *moderations, POOLING]
     elif description.get("model_type") == _SPEECH_TYPE:
         routes = [TRANSCRIPTIONS, TRANSLATIONS]
+    elif use_of_head(first_class(description)) is not None:
+        return None  # the load reports it
     else:
         routes = [
             *(CHAT_COMPLETIONS, RESPONSES, COMPLETIONS),

@@ -52,6 +52,8 @@ from .weights.quantised.quantization_config import (
 )
 from .weights.sanity import check_logits
 
+_NO_ENCODER = "the engine has no encoder for them"
+
 
 def load_model(settings: EngineConfig, leader: LeaderRank | None = None) -> LoadedModel:
     """Load and check the model; `ModelRefused` names the reason if it cannot be served.
@@ -103,6 +105,7 @@ def _loaded(settings: EngineConfig, leader: LeaderRank | None) -> LoadedModel:
         f"transformers runs this model, more slowly than the engine's own decoder would: {why}",
         *transformers_model.notes_on_quantization(quantization, loaded.dtype),
         *_notes_on_context(settings, hf_config, loaded.max_model_len),
+        *notes_on_media(hf_config),
     )
     return replace(loaded, notes=notes)
 
@@ -214,7 +217,16 @@ def read_vision(
     except UnsupportedConfig as exc:
         what = "recordings" if hf_config.raw.get("model_type") == audio_encoder.KIND else "images"
         return None, (f"this model is served without {what}: {exc}",)
-    return vision, ()
+    is_deaf = hf_config.raw.get("audio_config") and (vision is None or not vision.hears)
+    return vision, (f"this model is served without recordings: {_NO_ENCODER}",) if is_deaf else ()
+
+
+def notes_on_media(hf_config: HFConfig) -> tuple[str, ...]:
+    """Return a note about the inputs other than text of a model whose text transformers runs."""
+    parts = {"vision_config": "images", "audio_config": "recordings"}
+    kinds = [kind for part, kind in parts.items() if hf_config.raw.get(part)]
+    why = "transformers runs its text model only"
+    return (f"this model is served without {' and '.join(kinds)}: {why}",) if kinds else ()
 
 
 @torch.inference_mode()

@@ -6,6 +6,7 @@ load can run, passes.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -22,6 +23,7 @@ from .families.overridden_config import read_overridden_config, with_context
 from .families.registry import FAMILIES, architecture_of
 from .loading import (
     check_int8,
+    notes_on_media,
     notes_on_quantization,
     read_vision,
     refuse_native_settings,
@@ -53,9 +55,10 @@ def plan_model(settings: EngineConfig) -> ModelPlan:
     from .hf.plan import plan_transformers
 
     try:
-        return plan_transformers(settings, with_context(hf_config, settings), why, quantization)
+        plan = plan_transformers(settings, with_context(hf_config, settings), why, quantization)
     except TransformersRefused as exc:
         raise refused_by_both(hf_config, why, exc) from exc
+    return replace(plan, notes=(*plan.notes, *notes_on_media(hf_config)))
 
 
 def _plan_native(settings: EngineConfig, hf_config: HFConfig) -> ModelPlan:

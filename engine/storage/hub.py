@@ -22,6 +22,8 @@ from ..errors import ModelRefused, first_line_of
 from .gguf.unpacked import description_folder, gguf_file, only_name
 
 _COMMIT = re.compile(r"snapshots/([0-9a-f]{40})/")
+# A hub ID is a name, or a user's name and a name.
+_PATH = re.compile(r"[./~\\]|[^/]*/[^/]*/|.*\\|[A-Za-z]:")
 _CONFIGS = ("config.json", "adapter_config.json")
 # Files of decision models whose encoder's config and tokenizer are in separate folders.
 NESTED = ("rl_agent_config.json", "julia_config.json")
@@ -187,6 +189,13 @@ def check_hub(models: Iterable[str], seconds: float = _SECONDS) -> str | None:
     ]
     if not ids:
         return None
+    for model in ids:
+        if _PATH.match(model):
+            fault = "is not a folder" if os.path.exists(model) else "does not exist"  # noqa: PTH110
+            raise ModelRefused(
+                f"{model} {fault}: pass the path of a folder or GGUF file, or a hub ID such as "
+                "Qwen/Qwen3-8B"
+            )
     from huggingface_hub import constants, is_offline_mode
 
     absent = next((model for model in ids if local_source(model) is None), None)

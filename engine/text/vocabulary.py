@@ -31,6 +31,7 @@ _PACKAGES = (
     "mistral_common",
 )
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
+_OTHER_FORMATS = {"tekken.json": "Mistral's", "tokenizer.model": "SentencePiece's"}
 _TEMPLATES = "additional_chat_templates"
 # Both contain arguments of the tokenizer's class, which may be paths of files.
 _CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
@@ -88,7 +89,7 @@ def load_vocabulary(model: str, folder: Path | None) -> Vocabulary:
     except BaseException as exc:
         reraise_unless_broken(exc)
         raise EngineError(
-            f"{model} has no tokenizer that can be loaded: {first_line_of(exc)}"
+            f"{model} has no tokenizer that can be loaded: {_reason(folder) or first_line_of(exc)}"
         ) from exc
     try:
         vocabulary = vocabulary_of(pretrained)
@@ -96,12 +97,24 @@ def load_vocabulary(model: str, folder: Path | None) -> Vocabulary:
         reraise_unless_broken(exc)
         raise EngineError(f"{model}: the tokenizer does not work: {first_line_of(exc)}") from exc
     if not _is_learnt(vocabulary) and not _has_files(pretrained, folder):
-        raise EngineError(
-            f"{model} has no tokenizer that can be loaded: none of its files contains a vocabulary."
-        )
+        reason = _reason(folder) or "none of its files contains a vocabulary."
+        raise EngineError(f"{model} has no tokenizer that can be loaded: {reason}")
     if fact is not None and fact == _fact_of(source, folder):
         _remember(fact, vocabulary)
     return vocabulary
+
+
+def _reason(folder: Path | None) -> str | None:
+    """Return why a folder's only tokenizer file cannot be read; None if it has none or others."""
+    if folder is None or (folder / "tokenizer.json").is_file():
+        return None
+    for name, whose in _OTHER_FORMATS.items():
+        if (folder / name).is_file():
+            return (
+                f"it has only {name}, in {whose} format: fetch tokenizer.json from the same "
+                "repository, or from a version of the model in transformers' format."
+            )
+    return None
 
 
 def vocabulary_of(pretrained: Any) -> Vocabulary:

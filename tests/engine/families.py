@@ -89,6 +89,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 48,
     },
     "Exaone4Config": {"sliding_window": 12},
+    "ExaoneMoeConfig": {
+        "sliding_window": 12,
+        "moe_intermediate_size": 48,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+    },
     "FalconConfig": {"num_kv_heads": 2, "new_decoder_architecture": True},
     "GlmConfig": {"attention_bias": True},
     "Glm4Config": {"attention_bias": True},
@@ -208,6 +215,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "SeedOssConfig": {"attention_bias": True},
     "SmolLM3Config": {},
+    "SolarOpenConfig": {
+        "moe_intermediate_size": 48,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "attention_bias": True,
+    },
     "StableLmConfig": {},
     "Starcoder2Config": {"sliding_window": 12},
 }
@@ -253,7 +266,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Llama, dynamic rope": (
         "LlamaConfig",
-        {"rope_parameters": ROPE | {"rope_type": "dynamic", "factor": 2.0}},
+        {
+            "rope_parameters": ROPE
+            | {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 32}
+        },
     ),
     "Llama, biased and tied": (
         "LlamaConfig",

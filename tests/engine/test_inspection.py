@@ -25,7 +25,7 @@ from tidemill.engine.kernels import backends
 from tidemill.engine.kernels.communicator import SINGLE_RANK
 from tidemill.engine.kernels.cpu import int8
 from tidemill.engine.model import loading, native, planning
-from tidemill.engine.model.config.hf_config import read_hf_config
+from tidemill.engine.model.config.hf_config import parse_hf_config, read_hf_config
 from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf import model as transformers_model
 from tidemill.engine.model.model_plan import ModelPlan
@@ -250,6 +250,19 @@ def test_the_memory_of_models_run_by_transformers_is_planned(tmp_path: Path) -> 
     assert plan.memory.kv_bytes_per_token == loaded.token_bytes
 
 
+def test_media_that_transformers_text_class_cannot_read_are_noted(tmp_path: Path) -> None:
+    """Gemma 4 E2B reads images and recordings, its larger versions images only."""
+    text = COMMON | {"model_type": "gemma4_text", "hidden_size_per_layer_input": 8}
+    parts = {"text_config": text, "vision_config": {"patch_size": 16}}
+    raw = {"model_type": "gemma4", **parts, "audio_config": {"model_type": "gemma4_audio"}}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    plan = planned(tmp_path)
+    assert plan.runs == "transformers"
+    assert "this model is served without images and recordings: tran" in plan.notes[-1]
+    (note,) = loading.notes_on_media(parse_hf_config("", raw | {"audio_config": None}))
+    assert "without images: tran" in note
+
+
 def test_a_model_that_is_too_large_is_not_refused(tmp_path: Path) -> None:
     """It may fit on another machine."""
     report = report_of(demo_copy(tmp_path), kv_cache_memory=1)
@@ -329,6 +342,8 @@ def test_a_refused_model_has_a_reason(config: dict[str, Any], words: str, tmp_pa
     [
         ({"model_type": "new", "auto_map": {"AutoConfig": "its.Config"}}, "is never run"),
         ({"model_type": "wav2vec2"}, "speech model"),
+        ({"model_type": "vit", "vocab_size": None}, "only models that read tokens"),
+        ({"model_type": "bart"}, "is an encoder-decoder"),
     ],
 )
 def test_a_refused_embedding_model_has_a_reason(

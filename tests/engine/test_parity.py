@@ -50,7 +50,10 @@ SHORT_SIGHTED = {"Gemma3TextConfig", "GptOssConfig", "Llama4TextConfig"}
 IN_TURN = set(BY_TRANSFORMERS)
 CPU = torch.device("cpu")
 
-EXPERT_WORDS = ("Mo", "Mixtral", "GptOss", "MiniMax", "Dots", "Deepseek", "Qwen3Next", "Llama4")
+EXPERT_WORDS = (
+    *("Mo", "Mixtral", "GptOss", "MiniMax", "Dots", "Deepseek", "Qwen3Next", "Llama4"),
+    "SolarOpen",
+)
 # Pages for one group of layers, so few that sequences are preempted; fewer if most layers have a
 # window.
 FEW_PAGES = {"Llama4TextConfig": 11}

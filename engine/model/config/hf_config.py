@@ -54,6 +54,8 @@ def _normalised(key: str, value: Any) -> Any:
         return _DTYPES.get(name, name)
     if isinstance(value, str) and key == "rope_theta":
         return _number(value)
+    if key in ("type", "rope_type") and value == "su":
+        return "longrope"  # its first name
     return value
 
 
@@ -73,6 +75,8 @@ MODELOPT_CONFIG = "hf_quant_config.json"
 ADAPTER = "adapter_config.json"
 # Names of weights in their publisher's own format, such as Mistral's.
 PARAMS = "params.json"
+# The list of the networks of a diffusion model.
+PIPELINE = "model_index.json"
 # The deepest models have about 130.
 MAX_LAYERS = 1_000
 STORED_DTYPES: dict[str, torch.dtype] = {
@@ -237,6 +241,11 @@ def _reason_without_config(name: str) -> str:
             f"its weights are in their publisher's own format ({PARAMS}, consolidated.*), which is "
             f"not supported: fetch {CONFIG}, model*.safetensors and the tokenizer from the same "
             "repository, or use a version in transformers' format"
+        )
+    if find_file(name, PIPELINE) is not None:
+        return (
+            f"it is a diffusion model ({PIPELINE}), which is not supported: only models that write "
+            "text, compute vectors or labels, or transcribe are"
         )
     return f"cannot be read as a model: it has no {CONFIG}"
 

@@ -19,7 +19,8 @@ from .architecture import Rope
 from .hf_config import ConfigFields, UnsupportedConfig
 
 # In transformers these switch by the longest position of all sequences that run together, so that
-# one request would change another: its classes are served only where they never switch.
+# one request would change another: its classes are served only where they never switch. Only
+# longrope switches at the original positions.
 SWITCHING = {"dynamic", "longrope"}
 NUM_AXES = 3
 # Orders of the frequencies of M-RoPE's axes: one axis after the other, or in turns.
@@ -94,6 +95,8 @@ def make_rope(
     if turned < 2 or turned % 2 or turned > width:
         raise UnsupportedConfig(f"its rope rotates {turned} of the {width} elements of a head")
     original = fields.count("original_max_position_embeddings", positions)
+    if kind == "dynamic":
+        original = positions  # transformers ignores the other number
     spread = width if kind == "proportional" else turned
     powers = base ** (torch.arange(0, turned, 2, dtype=torch.float) / spread)
     plain = Plain(fields, base, powers, positions, original, width)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from ...config import EngineConfig
 from ...errors import first_line_of
 from ..families.overrides import overridden
+from ..families.refused_types import refusal_of_head, use_of_head
 from .decision_heads import (
     DecisionHead,
     MarkerHead,
@@ -174,7 +175,7 @@ class PoolingConfig:
     @property
     def architecture(self) -> str:
         """Return the first of config.json's `architectures`, empty if there is none."""
-        return _architecture(self.config)
+        return first_class(self.config)
 
 
 def is_pooling_model(config: Mapping[str, Any], settings: EngineConfig) -> bool:
@@ -184,7 +185,7 @@ def is_pooling_model(config: Mapping[str, Any], settings: EngineConfig) -> bool:
     if settings.convert in ("embed", "classify"):
         return True
     raw = overridden(config, settings)
-    architecture = _architecture(raw)
+    architecture = first_class(raw)
     if _kind(raw) in ENCODER_TYPES or architecture.endswith((_SCORES, _TAGS)):
         return True
     if architecture.endswith("Model") and not architecture.endswith(_WRITES):
@@ -238,14 +239,14 @@ def _task(
 ) -> PoolingTask:
     if settings.convert == "embed":
         return "embed"
-    if stack is None and _architecture(raw).endswith(_TAGS):
+    if stack is None and first_class(raw).endswith(_TAGS):
         return "token_classify"
     if settings.convert == "classify" or "classifier_from_token" in raw:
         return "score"
     if stack is None:
-        if _architecture(raw) == _COLBERT:
+        if first_class(raw) == _COLBERT:
             return "token_embed"
-        return "score" if _architecture(raw).endswith(_SCORES) else "embed"
+        return "score" if first_class(raw).endswith(_SCORES) else "embed"
     if stack.splade is not None:
         return "embed_sparse"
     if stack.multi_vector is not None:
@@ -259,18 +260,16 @@ def _task(
 
 
 def _unserved_head(raw: Mapping[str, Any], settings: EngineConfig, files: ModelFiles) -> str:
-    """Return the class of an encoder's head that is left out, empty if it has none.
+    """Return the class of a head that is left out, empty if it has none.
 
     Raises `ModelRefused` for a head that was trained for a task, unless vectors were requested.
     """
-    architecture = _architecture(raw)
-    if _kind(raw) not in ENCODER_TYPES or "For" not in architecture:
+    architecture = first_class(raw)
+    is_encoder = _kind(raw) in ENCODER_TYPES and "For" in architecture
+    if not is_encoder and use_of_head(architecture) is None:
         return ""
     if settings.convert != "embed" and not architecture.endswith(_LANGUAGE_HEADS):
-        raise files.refusal(
-            f"it has a trained head ({architecture}) that no endpoint serves. Pass `--convert "
-            "embed` to leave the head out and serve vectors."
-        )
+        raise files.refusal(refusal_of_head(architecture))
     return architecture
 
 
@@ -316,10 +315,10 @@ def _splade_by_option(
     if name is None or options.text(name, "").upper() != _SPLADE:
         return None
     options.only(*_POOLING_NAMES)
-    if not _architecture(raw).endswith("ForMaskedLM"):
+    if not first_class(raw).endswith("ForMaskedLM"):
         raise files.refusal(
             f"--pooler-config has {name} {_SPLADE!r}, which needs a masked language model "
-            f"(ForMaskedLM); config.json has the class {_architecture(raw) or 'of none'}."
+            f"(ForMaskedLM); config.json has the class {first_class(raw) or 'of none'}."
         )
     return Splade()
 
@@ -562,6 +561,7 @@ def _kind(raw: Mapping[str, Any]) -> str:
     return kind if isinstance(kind, str) else ""
 
 
-def _architecture(raw: Mapping[str, Any]) -> str:
+def first_class(raw: Mapping[str, Any]) -> str:
+    """Return the first of a config.json's `architectures`, empty if there is none."""
     architectures = raw.get("architectures")
     return str(architectures[0]) if isinstance(architectures, list) and architectures else ""

@@ -98,26 +98,14 @@ def load(
     `ModelRefused` explains why it cannot be served.
     """
     config = read_config(checkpoint.name, raw)
-    has_encoder = config.model_type in ENCODERS_OF_PAIRS and classifier is None
-    if getattr(config, "is_encoder_decoder", False) and not has_encoder:
-        raise ModelRefused(
-            f"{checkpoint.name}: model type {config.model_type!r} is an encoder-decoder, which "
-            "supports neither embeddings nor scores."
-        )
+    check_config(checkpoint.name, config, classifier)
     is_multimodal = "text_config" in raw
     module = read_module(
         checkpoint, config, dtype, device, None, classifier=classifier, is_multimodal=is_multimodal
     )
     check_numbers(checkpoint.name, module.named_parameters())
     num_types = getattr(config, "type_vocab_size", None) or 0
-    hidden = config.num_labels if classifier else getattr(config, "hidden_size", None)
-    vocab_size = getattr(config, "vocab_size", None)
-    if not hidden or not vocab_size:
-        raise ModelRefused(
-            f"{checkpoint.name}: {CONFIG} sets neither hidden_size nor vocab_size: only models "
-            "that read tokens and give a vector for each are supported."
-        )
-    _check_outputs(checkpoint.name, module, vocab_size, device, classifier)
+    _check_outputs(checkpoint.name, module, config.vocab_size, device, classifier)
     is_per_token = classifier is not None and classifier.is_per_token
     return LoadedEncoder(
         network=TransformersEncoder(module, classifier=classifier, num_types=num_types),
@@ -126,11 +114,27 @@ def load(
         backend=ReferenceAttention,
         dtype=dtype,
         device=device,
-        vocab_size=vocab_size,
+        vocab_size=config.vocab_size,
         num_types=num_types,
         max_model_len=positions_of_encoder(config),
-        hidden_size=hidden,
+        hidden_size=config.num_labels if classifier else config.hidden_size,
     )
+
+
+def check_config(name: str, config: Any, classifier: Classifier | None) -> None:
+    """Refuse a network that does not read tokens, or that gives them no vectors."""
+    has_encoder = config.model_type in ENCODERS_OF_PAIRS and classifier is None
+    if getattr(config, "is_encoder_decoder", False) and not has_encoder:
+        raise ModelRefused(
+            f"{name}: model type {config.model_type!r} is an encoder-decoder, which supports "
+            "neither embeddings nor scores."
+        )
+    sizes = ("num_labels" if classifier else "hidden_size", "vocab_size")
+    if not all(getattr(config, size, None) for size in sizes):
+        raise ModelRefused(
+            f"{name}: {CONFIG} does not set both hidden_size and vocab_size: only models that read "
+            "tokens and give a vector for each are supported."
+        )
 
 
 def token_class(model_type: str) -> str | None:

@@ -173,6 +173,17 @@ def _smollm3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 
 def _exaone4(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    return make_architecture(
+        fields,
+        sizes,
+        **exaone_layers(fields, sizes),
+        has_qk_norm=True,
+        names=WeightNames(norms=POST_NORM),
+    )
+
+
+def exaone_layers(fields: ConfigFields, sizes: DecoderSizes) -> dict[str, Any]:
+    """Return the windows and ropes of EXAONE, whose layers without a window have no positions."""
     window, every = fields.get("sliding_window", 4096), fields.get("sliding_window_pattern", 4)
     rope = read_rope(fields, sizes.head_dim, sizes.positions, 10_000.0)
     ropes, windows = [rope] * sizes.layers, [0] * sizes.layers
@@ -186,14 +197,7 @@ def _exaone4(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
             )
         windows = windows_by_layer(fields, sizes, fields.count("sliding_window"), every=count or 1)
         ropes = [rope if own else NO_ROPE for own in windows]
-    return make_architecture(
-        fields,
-        sizes,
-        windows=windows,
-        ropes=ropes,
-        has_qk_norm=True,
-        names=WeightNames(norms=POST_NORM),
-    )
+    return {"windows": windows, "ropes": ropes}
 
 
 def ernie4_5(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:

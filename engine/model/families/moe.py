@@ -9,7 +9,7 @@ from typing import Any
 from ..config.architecture import Architecture, Experts, WeightNames
 from ..config.hf_config import ConfigFields, UnsupportedConfig
 from ..config.rope import Sections, make_rope
-from .dense import GRANITE, ernie4_5, granite, hunyuan, partial_rope
+from .dense import GRANITE, ernie4_5, exaone_layers, granite, hunyuan, partial_rope
 from .family import (
     FULL,
     SLIDING,
@@ -80,6 +80,35 @@ def _dots1(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         experts=[None if layer < dense else experts for layer in range(sizes.layers)],
         **attention_biases(fields),
         has_qk_norm=True,
+    )
+
+
+def _exaone_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    experts, dense = sigmoid_experts(fields), fields.get("first_k_dense_replace", 1)
+    first = ["dense" if layer < dense else "sparse" for layer in range(sizes.layers)]
+    kinds = fields.get("mlp_layer_types") or first
+    if len(kinds) != sizes.layers or not {*kinds} <= {"dense", "sparse"}:
+        raise UnsupportedConfig(f"{fields.where} has unsupported mlp_layer_types {kinds!r}")
+    return make_architecture(
+        fields,
+        sizes,
+        **exaone_layers(fields, sizes),
+        experts=[experts if kind == "sparse" else None for kind in kinds],
+        has_qk_norm=True,
+        names=WeightNames(correction_bias="e_score_correction_bias", mtp=("mtp.",)),
+    )
+
+
+def _solar_open(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    experts = sigmoid_experts(fields)
+    fields.get("intermediate_size")  # no layer is dense
+    return make_architecture(
+        fields,
+        sizes,
+        theta=1e6,
+        experts=[experts] * sizes.layers,
+        intermediate_size=experts.intermediate_size,
+        qkv_bias=fields.flag("attention_bias"),
     )
 
 
@@ -318,7 +347,7 @@ def _phi_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         raise UnsupportedConfig("its rope scales long and short contexts differently")
     if scales != {None}:
         parameters["attention_factor"] = scales.pop()
-    kinds = {"default": "default", "longrope": "longrope", "su": "longrope"}
+    kinds = {"default": "default", "longrope": "longrope"}
     rope = make_rope(parameters, sizes.head_dim, sizes.positions, 1e6, kinds)
     width = fields.count("intermediate_size")
     fields.allow("expert_intermediate_size", width)
@@ -410,6 +439,22 @@ _GLM4_MOE = {
     "n_shared_experts": 1,
     "num_nextn_predict_layers": 1,
 }
+_EXAONE_MOE = {
+    "eos_token_id": 53,
+    "moe_intermediate_size": 1024,
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 8,
+    "routed_scaling_factor": 2.5,
+}
+_SOLAR_OPEN = {
+    "moe_intermediate_size": 1280,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 8,
+}
 MOE = {
     "dots1": Family("Dots1ForCausalLM", _dots1),
     "ernie4_5_moe": Family(
@@ -418,6 +463,13 @@ MOE = {
         None,
         _ERNIE_MOE,
         {"moe_num_experts": "num_experts", "moe_k": "num_experts_per_tok"},
+    ),
+    "exaone_moe": Family(
+        "ExaoneMoeForCausalLM",
+        _exaone_moe,
+        None,
+        _EXAONE_MOE,
+        {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"},
     ),
     "glm4_moe": Family("Glm4MoeForCausalLM", _glm4_moe, None, _GLM4_MOE),
     "glm4v_moe_text": Family(
@@ -445,4 +497,5 @@ MOE = {
         "PhimoeForCausalLM", _phi_moe, None, {"eos_token_id": 2, "router_jitter_noise": 0.01}
     ),
     "qwen2_moe": Family("Qwen2MoeForCausalLM", _qwen2_moe),
+    "solar_open": Family("SolarOpenForCausalLM", _solar_open, 128, _SOLAR_OPEN),
 }

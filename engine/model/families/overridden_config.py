@@ -12,6 +12,7 @@ from ..config.hf_config import TIE, HFConfig, parse_hf_config, read_hf_config
 from ..config.rope import is_switched
 from ..config.transformers_fields import ROPES, may_read
 from .overrides import for_context, is_config, long_rope, merge
+from .refused_types import refusal_of_head, use_of_head
 
 
 def read_overridden_config(settings: EngineConfig) -> HFConfig:
@@ -24,6 +25,8 @@ def read_overridden_config(settings: EngineConfig) -> HFConfig:
         parse_hf_config(settings.model, raw), is_overridden=bool(settings.hf_overrides)
     )
     _refuse_unread(settings, read, parsed)
+    if use_of_head(parsed.architecture) is not None:
+        raise ModelRefused(f"{settings.model}: {refusal_of_head(parsed.architecture)}")
     return parsed
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 OWN_CODE = "its class has its own attention code, which paged attention cannot replace"
-SPEECH = "it is a speech model; of these only the Whisper family is supported"
+SPEECH = "it is a speech model; only Whisper's family and Qwen2-Audio read recordings"
 REFUSED_TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "layers keep a state other than a KV cache (linear attention, Mamba, convolutions)": (
@@ -70,6 +70,34 @@ VARIANTS: Mapping[str, str] = MappingProxyType(
     {"internvl_chat": "the version whose name ends in -hf, such as OpenGVLab/InternVL3-8B-hf"}
 )
 """Versions for transformers' own classes, of model types that come with separate code."""
+
+_MARKS = "it marks the answer to a question in a text"
+HEADS: Mapping[str, str] = MappingProxyType(
+    {
+        "ForMultipleChoice": "it chooses one of several endings",
+        "ForNextSentencePrediction": "it predicts whether one sentence follows another",
+        "ForProcessRewardModel": "it scores the steps of an answer",
+        "QuestionAnswering": _MARKS,
+        "QuestionAnsweringSimple": _MARKS,
+        "RewardModel": "it scores answers; for that only ForSequenceClassification is supported",
+    }
+)
+"""What heads compute that no endpoint serves, by the end of their class's name."""
+
+
+def use_of_head(class_name: str) -> str | None:
+    """Return what the head of a class computes if no endpoint serves it, else None."""
+    return next((use for suffix, use in HEADS.items() if class_name.endswith(suffix)), None)
+
+
+def refusal_of_head(class_name: str) -> str:
+    """Return the reason for which a class with a trained head is refused, and what to do."""
+    use = use_of_head(class_name)
+    what = "" if use is None else f": {use}"
+    return (
+        f"it has a trained head ({class_name}) that no endpoint serves{what}. Pass `--convert "
+        "embed` to leave the head out and serve vectors."
+    )
 
 
 def reason_refused(model_type: str) -> str | None:

@@ -200,7 +200,7 @@ def _phi3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         "interpolate_factor",
     ):  # from its own code before transformers supported it
         fields.allow(key, 1)
-    kinds = {"default": "default"} | dict.fromkeys(("longrope", "su", "yarn"), "longrope")
+    kinds = {"default": "default"} | dict.fromkeys(("longrope", "yarn"), "longrope")
     rope = read_rope(fields, sizes.head_dim, sizes.positions, 10_000.0, kinds, may_be_partial=True)
     return make_architecture(
         fields,

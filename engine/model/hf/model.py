@@ -386,7 +386,8 @@ def positions_of(config: Any) -> int | None:
     if limit and any(
         part.get("rope_type") in SWITCHING and not is_switched(part) for part in parts
     ):
-        originals = [part.get("original_max_position_embeddings") for part in parts]
+        longropes = [part for part in parts if part.get("rope_type") == "longrope"]
+        originals = [part.get("original_max_position_embeddings") for part in longropes]
         return int(min([found for found in originals if found] or [limit]))
     stretched = [stretched_positions(part) for part in parts if part.get("rope_type") == "yarn"]
     return int(max([limit, *stretched])) if limit else None

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..weights.checkpoint import Checkpoint
 from ..weights.weights import TEXT_OF_WHOLE
+from .known_faults import correct_faults
 
 
 def from_pretrained(
@@ -48,6 +49,7 @@ def from_pretrained(
         key_mapping=_renamed(checkpoint, is_multimodal=is_multimodal),
         output_loading_info=True,
     )
+    correct_faults(module)
     return module.eval().requires_grad_(requires_grad=False).to(device), loading_info
 
 
@@ -90,4 +92,5 @@ def from_state(
         ignore_mismatched_sizes=True,
         output_loading_info=True,
     )
+    correct_faults(module)
     return module.eval().requires_grad_(requires_grad=False).to(device), loading_info

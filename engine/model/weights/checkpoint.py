@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -23,8 +23,16 @@ WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 # transformers would read these files by separate code, whatever other files exist.
 DISTRIBUTED = "shard-*-model-*-of-*.safetensors"
-# Formats of weights that are not read.
-OTHERS = ("*.bin", "*.pt", "*.pth", "*.safetensors")
+# Formats of weights that are not read, and the libraries that only read theirs.
+OTHERS = {
+    **dict.fromkeys(("*.bin", "*.pt", "*.pth", "*.safetensors"), ""),
+    **dict.fromkeys(("*.onnx", "onnx/*.onnx"), "ONNX"),
+    "*.h5": "TensorFlow",
+    "*.msgpack": "Flax",
+    "*.nemo": "NeMo",
+    "*.npz": "MLX",
+    "openvino_*.xml": "OpenVINO",
+}
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 NAMED = 3
 # The first words of the names of heads for pre-training, and of the pooler of a first token.
@@ -188,7 +196,7 @@ def _fetched(name: str) -> Path:
     """Return the hub's snapshot of a model on this machine, after fetching its weights."""
     first = find_file(name, WHOLE) or find_file(name, INDEX)
     if first is None:
-        raise _holds_neither(name, [])
+        raise _holds_neither(name, {})
     folder = first.parent
     if first.name == INDEX:
         files = _indexed(name, folder)
@@ -206,7 +214,11 @@ def _files(name: str, folder: Path) -> list[Path]:
     elif (folder / INDEX).exists():
         files = _indexed(name, folder)
     else:
-        others = [path.name for kind in OTHERS for path in folder.glob(kind)]
+        others = {
+            path.relative_to(folder).as_posix(): library
+            for kind, library in OTHERS.items()
+            for path in folder.glob(kind)
+        }
         raise _holds_neither(name, others)
     if lost := [file for file in files if not os.path.isfile(folder / file)]:  # noqa: PTH113 - it never raises
         raise ModelRefused(
@@ -330,9 +342,14 @@ def some(items: list[str]) -> str:
     return ", ".join(items[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _holds_neither(name: str, others: list[str]) -> ModelRefused:
+def _holds_neither(name: str, others: Mapping[str, str]) -> ModelRefused:
+    """Return the refusal of a folder whose weights are others, by their library's name."""
+    libraries = {*others.values()}
     others_note = f" (it contains {some(sorted(others))})" if others else ""
+    how = "convert it with transformers' save_pretrained"
+    if libraries and "" not in libraries:
+        how = f"these are for {min(libraries)}: use the version of the model in safetensors"
     return ModelRefused(
         f"{name} has neither {WHOLE} nor {INDEX}{others_note}: other weight formats are not "
-        "supported; convert it with transformers' save_pretrained."
+        f"supported; {how}."
     )

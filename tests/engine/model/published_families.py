@@ -105,6 +105,45 @@ _EXAONE4: dict[str, Any] = {
     "rope_theta": 1_000_000,
     "vocab_size": 102_400,
 }
+_K_EXAONE: dict[str, Any] = {
+    "model_type": "exaone_moe",
+    "first_k_dense_replace": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 262_144,
+    "moe_intermediate_size": 2048,
+    "n_group": 1,
+    "norm_topk_prob": True,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_shared_experts": 1,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1_000_000,
+    "routed_scaling_factor": 2.5,
+    "sliding_window": 128,
+    "sliding_window_pattern": "LLLG",
+    "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 12,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "vocab_size": 153_600,
+}
+_SOLAR_OPEN: dict[str, Any] = {
+    "model_type": "solar_open",
+    "attention_bias": False,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 131_072,
+    "moe_intermediate_size": 1280,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1_000_000,
+    "routed_scaling_factor": 1.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 196_608,
+}
 _NEMOTRON: dict[str, Any] = {
     "model_type": "nemotron",
     "attention_bias": False,
@@ -161,6 +200,8 @@ def _longrope(num_factors: int) -> dict[str, Any]:
 
 
 BY_FAMILY: dict[str, tuple[dict[str, Any], float]] = {
+    "K-EXAONE-236B-A23B": (_K_EXAONE | sizes(6144, 18_432, 48, 64, 8), 236.5),
+    "Solar-Open-100B": (_SOLAR_OPEN | sizes(4096, 10_240, 48, 64, 8), 102.6),
     "Ministral-3-3B": (ministral3(3072, 9216, 26, 32, 8, tie_word_embeddings=True), 3.43),
     "Ministral-3-8B": (ministral3(4096, 14_336, 34, 32, 8), 8.49),
     "Ministral-3-14B": (ministral3(5120, 16_384, 40, 32, 8, theta=1e9), 13.5),

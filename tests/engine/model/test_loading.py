@@ -14,6 +14,8 @@ from tests.engine.families import ONLY_OURS, build
 from tidemill.engine.config import EngineConfig, LoraModule
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.model import native
+from tidemill.engine.model.config.hf_config import TIE
+from tidemill.engine.model.endpoint_names import endpoints_of
 from tidemill.engine.model.families.refused_types import ONLY_OWN_TYPES
 from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.planning import plan_model
@@ -161,6 +163,56 @@ def test_an_adapter_is_refused_as_a_model(tmp_path: Path) -> None:
     assert "pass its base model" in reason_of(EngineConfig(folder))
 
 
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (["model_index.json"], "it is a diffusion model (model_index.json)"),
+        (["onnx/model.onnx"], "(it contains onnx/model.onnx): other"),
+        (["onnx/model.onnx"], "these are for ONNX: use the version of the model in safetensors"),
+        (["weights.npz"], "these are for MLX"),
+        (["openvino_model.xml"], "these are for OpenVINO"),
+        (["model.onnx", "pytorch_model.bin"], "convert it with"),
+    ],
+)
+def test_a_folder_for_another_library_is_refused_by_its_name(
+    files: list[str], words: str, tmp_path: Path
+) -> None:
+    """The sentence names the library, and what to use instead."""
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    if "model_index.json" not in files:
+        folder_of(tmp_path, SIZES | {"model_type": "qwen3", "rms_norm_eps": 1e-6, "head_dim": 16})
+    with pytest.raises(ModelRefused) as refused:
+        load_model(EngineConfig(str(tmp_path), device="cpu"))
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("quantised", "words"),
+    [
+        ({"quantization": {"group_size": 64, "bits": 4}}, "MLX (4 bits)"),
+        ({"quantization_config": {"quant_method": "exl3"}}, "ExLlamaV3 (exl3)"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
+    ],
+)
+def test_a_format_of_weights_that_is_not_read_is_refused_by_its_name(
+    quantised: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """The sentence names the formats that are, and how to quantise at load."""
+    raw = SIZES | {"model_type": "qwen3", "rms_norm_eps": 1e-6, "head_dim": 16} | quantised
+    reason = reason_of(EngineConfig(folder_of(tmp_path, raw), device="cpu"))
+    assert reason.startswith(f"its weights are quantised with {words}, but only fp8, ")
+    assert "use the unquantised model, which --quantization fp8 or int8" in reason
+
+
+def test_a_key_that_a_class_lacks_is_an_error_in_words(tmp_path: Path) -> None:
+    """Its config class has layers of a kind for which its default rope has no parameters."""
+    folder = folder_of(tmp_path, {"model_type": "cohere_compass"})
+    with pytest.raises(ModelRefused, match="cannot be loaded: the key 'full_attention' is missing"):
+        plan_model(EngineConfig(folder, device="cpu"))
+
+
 def test_weights_in_their_publishers_own_format_are_recognised(tmp_path: Path) -> None:
     """Mistral's repositories contain them in addition to those in transformers' format."""
     folder = folder_of(tmp_path, {"dim": 64}, "params.json")
@@ -169,6 +221,24 @@ def test_weights_in_their_publishers_own_format_are_recognised(tmp_path: Path) -
     folder_of(tmp_path, SIZES | {"model_type": "qwen3", "rms_norm_eps": 1e-6, "head_dim": 16})
     with pytest.raises(ModelRefused, match=r"\(it contains consolidated\.safetensors\)"):
         load_model(EngineConfig(folder, device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("head", "use"),
+    [
+        ("ForMultipleChoice", "it chooses one of several endings"),
+        ("ForQuestionAnswering", "it marks the answer to a question"),
+        ("ForNextSentencePrediction", "it predicts whether one sentence"),
+    ],
+)
+def test_a_decoder_with_a_trained_head_writes_no_text(head: str, use: str, tmp_path: Path) -> None:
+    """Its head is not for words, even if its embeddings are tied to such a head."""
+    raw = SIZES | {"model_type": "qwen2", "architectures": [f"Qwen2{head}"], TIE: True}
+    settings = EngineConfig(folder_of(tmp_path, raw), device="cpu")
+    reason = reason_of(settings)
+    assert reason.startswith(f"it has a trained head (Qwen2{head}) that no endpoint serves: {use}")
+    assert "--convert embed" in reason
+    assert endpoints_of(settings) is None
 
 
 @pytest.mark.parametrize(
@@ -191,7 +261,7 @@ def test_a_type_with_custom_code_is_refused_with_an_alternative(
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("wav2vec2", "it is a speech model; of these only the Whisper family"),
+        ("wav2vec2", "it is a speech model; only Whisper's family and Qwen2-Audio"),
         ("vits", "text-only class"),
     ],
 )

@@ -99,6 +99,15 @@ def test_folders_and_urls_need_no_hub(tmp_path: Path) -> None:
     assert check_hub([str(tmp_path), "s3://bucket/model"]) is None
 
 
+@pytest.mark.parametrize("path", ["/no/such", "./model", "a/b/c", "~/model", "C:\\model"])
+def test_a_path_without_a_model_is_not_looked_up_on_the_hub(path: str) -> None:
+    """No hub ID is written like it."""
+    with pytest.raises(ModelRefused, match=r"does not exist: pass the path of a folder or GGUF"):
+        check_hub([path])
+    with pytest.raises(ModelRefused, match="is not a folder"):
+        check_hub([__file__])
+
+
 def test_offline_mode_is_named_when_a_model_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a cached model there is no message."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

@@ -239,6 +239,19 @@ def test_a_config_that_may_name_other_files_is_read_by_transformers(
 
 
 @pytest.mark.parametrize(
+    ("name", "whose"), [("tekken.json", "Mistral's"), ("tokenizer.model", "SentencePiece's")]
+)
+def test_a_tokenizer_in_another_format_only_is_refused_by_its_file(
+    name: str, whose: str, tmp_path: Path
+) -> None:
+    """transformers' errors name packages to install, or nothing."""
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(EngineError, match=rf"it has only {name}, in {whose} format: fetch tok"):
+        loaded(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("name", "settings"),
     [
         ("tokenizer_config.json", '{"vocab": "VOCAB", "merges": "MERGES"}'),

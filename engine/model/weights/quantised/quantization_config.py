@@ -15,6 +15,8 @@ MADE_AT_LOAD = ("fp8", "int8")
 UNQUANTISED = "use the unquantised model"
 # NVIDIA ModelOpt's algorithms with fp8 weights, which have one scale or one per row.
 _MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
+# Tools that are better known by another name than that of their method.
+_TOOLS = {"exl2": "ExLlamaV2 (exl2)", "exl3": "ExLlamaV3 (exl3)"}
 _FLOAT_FORMATS = ("float-quantized", "naive-quantized")
 
 
@@ -63,7 +65,7 @@ def read_quantization_config(
     if method not in _METHODS:
         raise ModelRefused(
             f"{name}: its weights are quantised with {method}, but only {', '.join(_METHODS)} are "
-            f"supported; {UNQUANTISED}."
+            f"supported; {UNQUANTISED}, which --quantization fp8 or int8 quantises at load."
         )
     if requested not in (None, method):
         raise ModelRefused(
@@ -85,7 +87,7 @@ def _method(config: Mapping[str, Any]) -> str:
     if method in (None, "modelopt") and (algorithm := config.get("quant_algo")):
         return "modelopt" if algorithm in _MODELOPT else f"NVIDIA's ModelOpt ({algorithm})"
     if method is not None:
-        return str(method)
+        return _TOOLS.get(str(method), str(method))
     if any(key.startswith(("bnb_", "llm_int8", "load_in_")) for key in config):
         return "bitsandbytes"
     if "group_size" in config and "bits" in config:

@@ -78,6 +78,20 @@ def test_frequencies_are_those_of_transformers(kind: str) -> None:
         assert rope.original_positions == 131_072
 
 
+@pytest.mark.parametrize("length", [63, 64, 65, 255, 256])
+def test_a_dynamic_rope_changes_beyond_the_positions_of_its_config(length: int) -> None:
+    """A number of original positions has no effect, as in transformers."""
+    parameters = KINDS["dynamic"] | {"original_max_position_embeddings": 64}
+    config = transformers.LlamaConfig(
+        **SIZES | {"max_position_embeddings": 256}, rope_parameters=dict(parameters)
+    )
+    network = LlamaRotaryEmbedding(config)
+    network(torch.zeros(1), torch.arange(length)[None])
+    rope = make_rope(parameters, 128, 256, 1e4)
+    assert torch.equal(torch.tensor(rope.inv_freq), network.inv_freq)
+    assert rope.original_positions == 256
+
+
 @pytest.mark.parametrize("share", [1.0, 0.75])
 def test_a_long_rope_has_frequencies_beyond_its_trained_length(share: float) -> None:
     """If only part of a head is rotated, the frequencies are those of that part."""

@@ -159,6 +159,17 @@ def test_a_trained_head_that_no_endpoint_serves_is_refused_by_name(
     assert read.unserved_head == ""
 
 
+@pytest.mark.parametrize("name", ["Qwen2ForProcessRewardModel", "InternLM2ForRewardModel"])
+def test_a_reward_models_vectors_are_served_on_request_only(name: str, tmp_path: Path) -> None:
+    """Its class name ends like that of a model without a head."""
+    config = {"model_type": "qwen2", "architectures": [name]}
+    with pytest.raises(ModelRefused, match=rf"head \({name}\) .*: it scores .*--convert embed"):
+        described(tmp_path, config)
+    read = described(tmp_path, config, convert="embed")
+    assert read is not None
+    assert (read.task, read.unserved_head) == ("embed", name)
+
+
 def test_a_token_classifier_labels_tokens_unless_vectors_are_requested(tmp_path: Path) -> None:
     """`--convert embed` and sentence-transformers' modules leave its head out."""
     labels = {"id2label": {"0": "O", "1": "B-PER"}}

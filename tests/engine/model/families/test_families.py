@@ -233,6 +233,25 @@ OLD_SPELLINGS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         },
     ),
     (
+        "MistralConfig",
+        {
+            "rope_theta": 1e4,
+            "rope_scaling": {
+                "type": "su",
+                "original_max_position_embeddings": 64,
+                "short_factor": [1.5] * 8,
+                "long_factor": [2.0] * 8,
+            },
+        },
+        {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "original_max_position_embeddings": 64,
+            "short_factor": [1.5] * 8,
+            "long_factor": [2.0] * 8,
+        },
+    ),
+    (
         "Gemma3TextConfig",
         {
             "rope_theta": 1e6,

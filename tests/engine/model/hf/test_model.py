@@ -39,10 +39,13 @@ def test_quantised_weights_are_refused_by_name() -> None:
 def test_rope_that_looks_at_the_whole_batch_is_kept_below_its_switch() -> None:
     """longrope switches by the longest row of a batch, but never within the original context."""
     rope = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 1024}
-    config = transformers.LlamaConfig(
-        max_position_embeddings=4096, rope_parameters=rope | {"rope_type": "dynamic"}
-    )
-    assert positions_of(config) == 1024
+    factors = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
+    for kind, positions in (
+        ({"rope_type": "longrope"} | factors, 1024),
+        ({"rope_type": "dynamic"}, 4096),
+    ):
+        config = transformers.LlamaConfig(max_position_embeddings=4096, rope_parameters=rope | kind)
+        assert positions_of(config) == positions
     assert positions_of(transformers.LlamaConfig(max_position_embeddings=4096)) == 4096
 
 

@@ -88,7 +88,7 @@ def test_a_processor_of_transformers_5_is_read_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "fields", "words"),
     [
-        ("config.json", {"model_type": "moonshine"}, "of these only the Whisper family"),
+        ("config.json", {"model_type": "moonshine"}, "only Whisper's family"),
         ("config.json", {"quantization_config": {"bits": 4}}, "quantised"),
         ("config.json", {"activation_function": "relu"}, "activation_function"),
         ("config.json", {"encoder_attention_heads": 7}, "encoder_attention_heads"),
