@@ -139,6 +139,7 @@ _SOLAR_OPEN: dict[str, Any] = {
     "norm_topk_prob": True,
     "num_experts_per_tok": 8,
     "rms_norm_eps": 1e-5,
+    "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 65_536},
     "rope_theta": 1_000_000,
     "routed_scaling_factor": 1.0,
     "tie_word_embeddings": False,
