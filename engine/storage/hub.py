@@ -191,10 +191,10 @@ def check_hub(models: Iterable[str], seconds: float = _SECONDS) -> str | None:
         return None
     for model in ids:
         if _PATH.match(model):
-            fault = "is not a folder" if os.path.exists(model) else "does not exist"  # noqa: PTH110
+            is_file = os.path.exists(model)  # noqa: PTH110
             raise ModelRefused(
-                f"{model} {fault}: pass the path of a folder or GGUF file, or a hub ID such as "
-                "Qwen/Qwen3-8B"
+                f"{model} {'is not a folder' if is_file else 'does not exist'}: pass the path of "
+                "a folder or GGUF file, or a hub ID such as Qwen/Qwen3-8B"
             )
     from huggingface_hub import constants, is_offline_mode
 
