@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from typing import IO
 
 from pydantic import TypeAdapter
@@ -24,9 +25,11 @@ _BYTES = "application/octet-stream"
 # Number of objects that are read concurrently.
 _AT_ONCE = 64
 
-_SCANNED = TypeAdapter(ScanResult)
-_SURVEY = TypeAdapter(ScanSummary)
-_DUPLICATES = TypeAdapter(Duplicates)
+
+@cache
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    """Return the adapter of a class; only files that are read in parts need it."""
+    return TypeAdapter(kind)
 
 
 class ScanStore:
@@ -46,20 +49,20 @@ class ScanStore:
 
     def put_scanned(self, unit: WorkUnit, scanned: ScanResult) -> Operation[None]:
         """Store the result of a scan."""
-        return self._put(str(unit), _SCANNED.dump_json(scanned))
+        return self._put(str(unit), scanned)
 
     def get_scanned(self, unit: WorkUnit) -> Operation[ScanResult]:
         """Return the result of a scan."""
-        return self._get(_SCANNED, str(unit))
+        return self._get(ScanResult, str(unit))
 
     def put_survey(self, survey: ScanSummary, places: IdOffsets) -> Operation[None]:
         """Store the summary of the whole file, and the offsets of its IDs."""
         yield from self._bucket.put(self._key("places"), places.dump(), _BYTES)
-        yield from self._put("survey", _SURVEY.dump_json(survey))
+        yield from self._put("survey", survey)
 
     def get_survey(self) -> Operation[ScanSummary]:
         """Return the summary of the whole file."""
-        return self._get(_SURVEY, "survey")
+        return self._get(ScanSummary, "survey")
 
     def get_places(self, start: int, end: int) -> Operation[bytes]:
         """Return a range of bytes of `IdOffsets.dump`."""
@@ -67,20 +70,21 @@ class ScanStore:
 
     def put_duplicates(self, unit: WorkUnit, found: Duplicates) -> Operation[None]:
         """Store the repeated IDs of a share."""
-        return self._put(str(unit), _DUPLICATES.dump_json(found))
+        return self._put(str(unit), found)
 
     def get_duplicates(self, unit: WorkUnit) -> Operation[Duplicates]:
         """Return the repeated IDs of a share."""
-        return self._get(_DUPLICATES, str(unit))
+        return self._get(Duplicates, str(unit))
 
     def _key(self, name: str) -> str:
         return intake_key(self._batch_id, name)
 
-    def _put(self, name: str, data: bytes) -> Operation[None]:
+    def _put(self, name: str, value: ScanResult | ScanSummary | Duplicates) -> Operation[None]:
+        data = _adapter(type(value)).dump_json(value)
         return self._bucket.put(self._key(name), data, _JSON)
 
-    def _get(self, kind: TypeAdapter[T], name: str) -> Operation[T]:
-        return kind.validate_json((yield from self._bucket.get(self._key(name))))
+    def _get(self, kind: type[T], name: str) -> Operation[T]:
+        return _adapter(kind).validate_json((yield from self._bucket.get(self._key(name))))
 
 
 def _chunks(count: int) -> Iterator[range]:
