@@ -166,7 +166,7 @@ def test_a_message_may_begin_with_an_image_or_a_recording() -> None:
 
 
 def test_an_error_has_the_names_and_places_of_the_request() -> None:
-    """Those of the system's message are not counted."""
+    """The system's message is not counted."""
     for fields, place in (
         ({"inferenceConfig": {"maxTokens": "x"}}, "inferenceConfig.maxTokens"),
         ({"inferenceConfig": {"stopSequences": [5]}}, "inferenceConfig.stopSequences.0"),
