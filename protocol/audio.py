@@ -24,6 +24,7 @@ from .errors import RequestError
 from .fetched_urls import FILE_URL
 from .fields import Count, Finite, SamplingFields, Share, Text, listed
 from .urls import checked_url, inline_bytes
+from .validation import short_repr
 
 _TABLE = (
     "en english,zh chinese,de german,es spanish,ru russian,ko korean,fr french,ja japanese,"
@@ -105,7 +106,9 @@ def _checked(url: str) -> str:
     try:
         return checked_url(url, _RECORDING)
     except ValueError as exc:
-        raise _refused(str(exc)) from None
+        # A URL is not shown: a presigned one is a secret.
+        shown = "" if "://" in url else f"; got {short_repr(url)}"
+        raise _refused(f"{exc}{shown}") from None
 
 
 def _refused(why: str) -> RequestError:

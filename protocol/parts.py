@@ -226,13 +226,21 @@ class AudioPart(BaseModel):
         return self.audio_url.url
 
 
+# fmt: off
+AudioFormat = Literal[
+    "wav", "mp3", "flac", "ogg", "opus", "m4a", "mp4", "aac", "webm", "mpeg", "mpga",
+    "mka", "mkv", "mov", "3gp", "aiff", "au", "caf", "w64", "amr", "x-aac",
+]
+# fmt: on
+
+
 class InputAudio(BaseModel):
     """Base64 data of a recording; the data decides its format."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     data: Annotated[Text, AfterValidator(_recording_data)]
-    format: Text | None = None
+    format: AudioFormat | None = None
 
 
 class InputAudioPart(BaseModel):

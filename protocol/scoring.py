@@ -22,6 +22,7 @@ _SIDES = (
     ("queries", "documents"),
     ("queries", "items"),
 )
+_OF_SCORES = ("text_1", "text_2", "data_1", "data_2", "queries", "items")
 
 
 def _text(value: object) -> str:
@@ -121,6 +122,18 @@ class RerankRequest(ScoringRequest):
     documents: Texts
     top_n: Count | None = None
     return_documents: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_one(cls, body: Any) -> Any:
+        """Refuse a body that also contains a side of a score."""
+        others = [name for name in _OF_SCORES if isinstance(body, dict) and body.get(name)]
+        if others and "documents" in body:
+            raise RequestError(
+                f"`{others[0]}` and `query` cannot be used together: send one pair of sides.",
+                param=others[0],
+            )
+        return body
 
     @property
     def names(self) -> tuple[str, str]:

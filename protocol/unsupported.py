@@ -54,6 +54,10 @@ _VENDORS: dict[str, tuple[object, ...]] = {
     "additionalModelRequestFields": ({},),
     "thinkingConfig": ({},),
     "cachedContent": (),
+    "guardrailConfig": ({},),
+    "promptVariables": ({},),
+    "additionalModelResponseFieldPaths": ([],),
+    "outputConfig": ({},),
     "mcp_servers": ([],),
 }
 

@@ -26,6 +26,7 @@ _FORMS = (
 
 _OBJECT = "s3://"
 _OBJECT_FORM = "must have the form `s3://bucket/key`"
+_MIN_BUCKET_CHARS = 2  # of a store that is not AWS's
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}", re.ASCII)
 _MAX_KEY_BYTES = 1024
 
@@ -49,6 +50,8 @@ def parse_object_url(url: str) -> ObjectUrl:
     because some stores resolve them.
     """
     bucket, _, key = url[len(_OBJECT) :].partition("/")
+    if 0 < len(bucket) < _MIN_BUCKET_CHARS:
+        raise ValueError(f"{_OBJECT_FORM}: the bucket name is too short")
     if not _BUCKET.fullmatch(bucket) or not key or key.endswith("/"):
         raise ValueError(_OBJECT_FORM)
     if len(key.encode("utf-8", "surrogatepass")) > _MAX_KEY_BYTES or not key.isprintable():

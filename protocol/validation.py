@@ -20,6 +20,8 @@ _MAX_SHOWN_CHARS = 80
 _TOO_MANY = "must not have more than"
 _MAX_INT_BITS = 128
 _WORDS = {True: "true", False: "false", None: "null"}
+_INSTEAD = {"images": "send `messages` with `image_url` parts"}
+"""Advice other than to remove an unsupported parameter."""
 
 _Request = TypeVar("_Request", bound=BaseModel)
 
@@ -51,8 +53,9 @@ def refuse_unsupported(body: Mapping[str, Any], neutral: NeutralValues) -> None:
 
 
 def _unsupported(name: str, value: object, allowed: str) -> RequestError:
+    advice = _INSTEAD.get(name) or f"remove it or send {allowed}"
     return RequestError(
-        f"`{name}` is not supported: remove it or send {allowed}; got {short_repr(value)}.",
+        f"`{name}` is not supported: {advice}; got {short_repr(value)}.",
         param=name,
         code="unsupported_parameter",
     )
@@ -86,7 +89,7 @@ def printable(text: str, max_chars: int = 2_000) -> str:
 def _request_error(faults: list[dict[str, Any]]) -> RequestError:
     first = faults[0]
     param = _dotted(first)
-    message = f"`{param}` {_predicate(first)}{_received(first)}"
+    message = f"`{param}` {predicate(first)}{_received(first)}"
     others = sorted({_dotted(fault) for fault in faults[1:]} - {param})
     if others:
         message += f" (also invalid: {', '.join(others[:5])}{', …' if len(others) > 5 else ''})"
@@ -111,7 +114,7 @@ def _dotted(fault: Mapping[str, Any]) -> str:
     return ".".join(key for key in keys if key != "[key]" and not key.startswith(branches))
 
 
-def _predicate(fault: Mapping[str, Any]) -> str:
+def predicate(fault: Mapping[str, Any]) -> str:
     """Return pydantic's or a validator's message, as a predicate that follows the field's name."""
     match fault["type"]:
         case "missing":

@@ -14,10 +14,18 @@ from .errors import RequestFailed
 from .progress import progress_of
 
 _URLS = ("http://", "https://", "s3://", "data:")
+_PNG_MODES = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")
 
 
 class PillowImage(Protocol):
     """An image of Pillow."""
+
+    @property
+    def mode(self) -> str:
+        """Return the kind of its pixels."""
+
+    def convert(self, mode: str, /) -> PillowImage:
+        """Return a copy with pixels of another kind."""
 
     def save(self, fp: Any, format: str) -> None:
         """Write it to a file in a format."""
@@ -36,8 +44,9 @@ def items_of_images(
     progress: bool,
 ) -> Iterator[dict[str, Any]]:
     """Yield the item of each image; raises RequestFailed, and OSError for an unreadable file."""
-    if isinstance(images, (str, bytes, Path)):
-        raise TypeError("`images` must be a list of images, not one image")
+    is_one = isinstance(images, (str, bytes, bytearray, Path)) or hasattr(images, "save")
+    if is_one or isinstance(images, Mapping) or not isinstance(images, Iterable):
+        raise TypeError(f"`images` must be a list of images; got {short_repr(images)}")
     some = [*images]
     with progress_of("images", len(some), is_wanted=progress) as shown:
         bodies = ({**params, "messages": _messages(image)} for image in some)
@@ -63,7 +72,7 @@ def _url_of(image: Image) -> str:
         data = image
     elif hasattr(image, "save"):
         buffer = BytesIO()
-        image.save(buffer, "PNG")
+        (image if image.mode in _PNG_MODES else image.convert("RGB")).save(buffer, "PNG")
         data = buffer.getvalue()
     else:
         raise TypeError(f"an image must be a URL, a path or bytes; got {short_repr(image)}")

@@ -10,6 +10,7 @@ from tidemill.batch.fleet import WorkerRate
 from tidemill.dashboard import pages
 from tidemill.dashboard.check_request import CheckRequest
 from tidemill.dashboard.checked_file import estimate
+from tidemill.protocol.validation import predicate
 
 from ..api.envelope.bodies import read_json
 from ..api.envelope.caller import aws
@@ -25,7 +26,7 @@ def check(body: bytes, tenant: str) -> Response[str]:
     except ValidationError as exc:
         first = exc.errors()[0]
         name = ".".join(map(str, first["loc"]))
-        raise Refused(f"`{name}`: {first['msg']}.", param=name) from exc
+        raise Refused(f"`{name}` {predicate(first)}.", param=name) from exc
     here = deployment()
     found = request.check(here.models, media=AllowedMedia(here.bucket.name, tenant))
     model = found.model or ""

@@ -29,6 +29,7 @@ _NO_PARTS: Final = ("tool_use", "thinking", "redacted_thinking")
 _NAMES: Final = {
     "stop": "stop_sequences",
     "thinking_token_budget": "thinking.budget_tokens",
+    "thinkingConfig": "thinking",
     "response_format.json_schema.schema": "output_config.format.schema",
     "response_format": "output_config.format",
     "prompt": "messages",
@@ -232,7 +233,9 @@ def _thinking(thinking: Any) -> dict[str, Any]:
             return {"reasoning_effort": "none"}
         case {"type": "enabled", "budget_tokens": budget}:
             return {"thinking_token_budget": budget}
-    return {"thinking_token_budget": thinking}
+        case dict() if thinking:
+            return {"thinking_token_budget": thinking}
+    return {"thinkingConfig": thinking}
 
 
 def _output(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,12 +5,13 @@ It has the parts of Anthropic's messages under other names.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from ..json_printing import json_text
 from ..parts import AUDIO_URL, INPUT_AUDIO
-from .anthropic import chat_of_message
+from .anthropic import chat_of_message, error_of_message
 from .anthropic_answers import message_of_chat
 
 _PARAMETERS: Final = {
@@ -21,12 +22,17 @@ _PARAMETERS: Final = {
     "topK": "top_k",
     "stopSequences": "stop_sequences",
 }
+# Fields of a request for a message, by which errors name those of Converse's form.
+_NAMES: Final = {
+    **{name: f"inferenceConfig.{own}" for own, name in reversed(_PARAMETERS.items())},
+    "tools": "toolConfig.tools",
+    "tool_choice": "toolConfig.toolChoice",
+}
+_NAME: Final = re.compile(f"`({'|'.join(_NAMES)})(?=[`.])")
 _ADDITIONAL: Final = "additionalModelRequestFields"
-# Fields that are read by name, and one without an effect on the answer.
-_READ: Final = (
-    *("messages", "system", "inferenceConfig", "toolConfig", "schemaVersion"),
-    _ADDITIONAL,
-)
+# Fields that are read by name, and those without an effect on the answer.
+_READ: Final = ("messages", "system", "inferenceConfig", "toolConfig", _ADDITIONAL)
+_DROPPED: Final = ("schemaVersion", "requestMetadata", "performanceConfig", "serviceTier")
 _BLOCKS: Final = frozenset(
     ("text", "image", "document", "video", "audio", "toolUse", "toolResult", "reasoningContent")
 )
@@ -45,7 +51,19 @@ def is_converse(body: Mapping[str, Any]) -> bool:
 
 def chat_of_converse(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the chat request of a request in Converse's form."""
-    message = {name: value for name, value in body.items() if name not in _READ}
+    return chat_of_message(_message_body(body))
+
+
+def error_of_converse(text: str, body: Mapping[str, Any]) -> str:
+    """Return an error of a request's chat with the names and places of the request."""
+    text = error_of_message(text, _message_body(body))
+    return _NAME.sub(lambda match: f"`{_NAMES[match[1]]}", text)
+
+
+def _message_body(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the request for a message of Anthropic's."""
+    others = body.keys() - {*_READ, *_DROPPED}
+    message = {name: value for name, value in body.items() if name in others}
     extra = _parameters(_ADDITIONAL, body.get(_ADDITIONAL), {})
     for config in (body.get("inferenceConfig"), extra.pop("inferenceConfig", None)):
         message |= _parameters("inferenceConfig", config, _PARAMETERS)
@@ -66,7 +84,7 @@ def chat_of_converse(body: Mapping[str, Any]) -> dict[str, Any]:
                 message["tool_choice"] = choice
     elif tools is not None:
         message["tools"] = tools
-    return chat_of_message(message)
+    return message
 
 
 def _parameters(name: str, config: Any, names: Mapping[str, str]) -> dict[str, Any]:

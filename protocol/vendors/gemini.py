@@ -29,8 +29,22 @@ _PARAMETERS: Final = {
     "responseLogprobs": "logprobs",
     "logprobs": "top_logprobs",
 }
+# Fields of a chat, by which its errors name those of a request for contents.
+_NAMES: Final = {
+    **{name: f"generationConfig.{own}" for own, name in _PARAMETERS.items()},
+    "thinking_token_budget": "generationConfig.thinkingConfig.thinkingBudget",
+    "reasoning_effort": "generationConfig.thinkingConfig.thinkingLevel",
+    "response_format.json_schema.schema": "generationConfig.responseSchema",
+    "response_format": "generationConfig.responseMimeType",
+    "tool_choice": "toolConfig",
+    "messages": "contents",
+    "prompt": "contents",
+}
+_NAME: Final = re.compile(f"`({'|'.join(map(re.escape, _NAMES))})(?=[`.])")
+_PLACE: Final = re.compile(r"\bmessages\.([0-9]+)(?:(\.content)(?:\.([0-9]+))?)?")
+_SYSTEM: Final = "systemInstruction"
 # Fields that are read by name, and those without an effect on the answer.
-_READ: Final = ("contents", "systemInstruction", "generationConfig", "tools", "toolConfig")
+_READ: Final = ("contents", _SYSTEM, "generationConfig", "tools", "toolConfig")
 _DROPPED: Final = ("safetySettings", "labels", "store")
 _CONFIG_READ: Final = (
     *("responseMimeType", "responseSchema", "responseJsonSchema", "thinkingConfig"),
@@ -71,13 +85,44 @@ def chat_of_contents(request: Mapping[str, Any]) -> dict[str, Any]:
     contents = fields.get("contents")
     if not isinstance(contents, list):
         contents = [{"parts": [{"text": contents}]}] if isinstance(contents, str) else contents
-    chat["messages"] = _all_messages(fields.get("systemInstruction"), contents)
+    chat["messages"] = _all_messages(fields.get(_SYSTEM), contents)
     tools = fields.get("tools")
     if isinstance(tools, list):
         chat["tools"] = [each for tool in tools for each in _tools(tool)]
     elif tools is not None:
         chat["tools"] = tools
     return chat | _tool_choice(fields.get("toolConfig"))
+
+
+def error_of_contents(text: str, request: Mapping[str, Any]) -> str:
+    """Return an error of a request's chat with the names and places of the request."""
+    fields = _camel(request)
+    given = fields.get("contents")
+    origins: list[tuple[str, list[int]]] = [
+        (_SYSTEM, []) for _ in _all_messages(fields.get(_SYSTEM), [])
+    ]
+    for number, content in enumerate(given if isinstance(given, list) else ()):
+        origin = f"contents.{number}", _numbers_of_parts(content)
+        origins += [origin for _ in _messages(content, _CallIds())]
+
+    def place(match: re.Match[str]) -> str:
+        number, field, part = match.groups()
+        if int(number) >= len(origins):
+            return match[0]
+        found, parts = origins[int(number)]
+        if part is not None and int(part) < len(parts):
+            part = str(parts[int(part)])
+        return ".".join([found, *(["parts"] if field else []), *([part] if part else [])])
+
+    return _NAME.sub(lambda match: f"`{_NAMES[match[1]]}", _PLACE.sub(place, text))
+
+
+def _numbers_of_parts(content: Any) -> list[int]:
+    """Return the numbers of the parts that are parts of a content's chat message."""
+    parts = content.get("parts") if isinstance(content, dict) else None
+    kinds = [_camel(part) for part in parts] if isinstance(parts, list) else []
+    others = {"functionCall", "functionResponse", "thought"}
+    return [number for number, kind in enumerate(kinds) if others.isdisjoint(kind)]
 
 
 def contents_of_chat(body: Mapping[str, Any]) -> dict[str, Any]:

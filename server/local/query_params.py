@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from tidemill.batch.errors import InvalidOption
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.validation import printable
+from tidemill.protocol.validation import predicate, printable
 
 _ValueT = TypeVar("_ValueT")
 _ModelT = TypeVar("_ModelT", bound=BaseModel)
@@ -65,7 +65,7 @@ def parse_model(kind: type[_ModelT], body: Mapping[str, object]) -> _ModelT:
     except ValidationError as exc:
         fault = exc.errors()[0]
         where = ".".join(map(str, fault["loc"]))[:_MAX_PARAM_CHARS]
-        message = f"`{where}`: {fault['msg']}."
+        message = f"`{where}` {predicate(fault)}."
         raise RequestError(message, param=where, code="invalid_parameter") from exc
 
 

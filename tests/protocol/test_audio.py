@@ -69,10 +69,11 @@ def test_a_file_in_a_line_is_refused_with_the_field_to_use(url: str, file: objec
     ("url", "why"),
     [
         ("", "must be an http://"),
-        ("clip.wav", "must be an http://"),
+        ("clip.wav", "submit`; got 'clip.wav'"),
         ("file:///etc/passwd", "must be an http://"),
         ("ftp://files.example.com/a", "must be an http://"),
         ("s3://bucket", "must have the form `s3://bucket/key`"),
+        ("s3://b/a.wav", "`s3://bucket/key`: the bucket name is too short"),
         ("s3://bucket/folder/", "must have the form `s3://bucket/key`"),
         ("s3:///a.wav", "must have the form `s3://bucket/key`"),
         ("s3://b:80@c/a.wav", "must have the form `s3://bucket/key`"),

@@ -123,6 +123,10 @@ def test_parts_of_other_types_are_refused_by_name(kind: str) -> None:
             {"type": "input_audio", "input_audio": {"data": "AAAA", "format": 3}},
             "input_audio.format",
         ),
+        (
+            {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "text"}},
+            "input_audio.format",
+        ),
         ({"type": "audio_url", "audio_url": {"url": "file:///a.wav"}}, "audio_url.url"),
     ],
 )

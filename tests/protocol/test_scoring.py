@@ -59,6 +59,7 @@ def test_two_sides_have_four_pairs_of_names(
         ({"text_1": "a", "text_2": ["b"] * 10_000}, "text_2", "must not have more than 2,048"),
         ({"text_1": "a", "text_2": "b", "max_tokens_per_doc": -1}, "max_tokens_per_doc", "equal"),
         ({"query": "a"}, "documents", "is required"),
+        ({"query": "a", "documents": "b", "text_1": "c", "text_2": "d"}, "text_1", "and `query`"),
         ({"query": "a", "documents": []}, "documents", "must not be empty"),
         ({"query": ["a"], "documents": ["b"]}, "query", r'must be a string or .*"}; got a list'),
         ({"query": "", "documents": ["b"]}, "query", "must not be empty"),

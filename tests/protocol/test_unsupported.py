@@ -99,6 +99,8 @@ def test_unsupported_parameters_of_embeddings_and_scores_are_refused(
     with pytest.raises(RequestError) as caught:
         read_body(kind, {**body, name: value})
     assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
+    instead = "send `messages` with `image_url` parts" if name == "images" else "remove it"
+    assert instead in caught.value.message
 
 
 @pytest.mark.parametrize("kind", [ClassificationRequest, PoolRequest])

@@ -30,6 +30,7 @@ def test_python_and_tables_have_vectors_of_images(tmp_path: Path) -> None:
         found = engine.embed_images(
             [str(paths[0]), paths[1].read_bytes(), urls[0], images[1], paths[0]], progress=False
         )
+        assert len(engine.embed_images([images[0].convert("CMYK")], progress=False)) == 1
         table = engine.answer_table(
             {"picture": [*urls, "nothing"]},
             url="/v1/embeddings",
@@ -47,7 +48,14 @@ def test_python_and_tables_have_vectors_of_images(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("images", "message"),
-    [("a.png", "must be a list of images"), ([1], "must be a URL, a path or bytes; got 1")],
+    [
+        ("a.png", "must be a list of images"),
+        (None, "must be a list of images; got null"),
+        ({"a": 1}, "must be a list of images; got an object"),
+        (Image.new("L", (1, 1)), "must be a list of images"),
+        ([1], "must be a URL, a path or bytes; got 1"),
+        ([None], "must be a URL, a path or bytes; got null"),
+    ],
 )
 def test_another_value_is_a_type_error(images: Any, message: str) -> None:
     """No request is sent."""

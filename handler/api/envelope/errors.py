@@ -12,6 +12,7 @@ from pydantic_core import to_json
 from tidemill.batch.errors import HandlerError, InvalidOption
 from tidemill.protocol.bodies import error_body
 from tidemill.protocol.errors import RequestError
+from tidemill.protocol.validation import predicate
 
 from ...observability import logger
 from ...tenants.limits import LimitReached
@@ -85,7 +86,7 @@ def refuse_invalid(exc: RequestValidationError) -> Response[str]:
     where = ".".join(str(part) for part in found["loc"][1:])[:_MAX_PARAM_CHARS]
     if not where:
         return error(HTTPStatus.BAD_REQUEST, "The request has no body.", code="missing_body")
-    message = f"`{where}`: {found['msg']}."
+    message = f"`{where}` {predicate(found)}."
     return error(HTTPStatus.BAD_REQUEST, message, param=where, code="invalid_parameter")
 
 

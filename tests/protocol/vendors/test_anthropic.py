@@ -201,7 +201,8 @@ def text(content: str) -> dict[str, str]:
         ({"tools": 3}, "tools"),
         ({"tool_choice": 3, "tools": [TOOL]}, "tool_choice"),
         ({"system": 3}, "messages.0.content"),
-        ({"thinking": "yes"}, "thinking_token_budget"),
+        ({"thinking": {"type": "yes"}}, "thinking_token_budget"),
+        ({"thinking": 5}, "thinkingConfig"),
         ({"stop_sequences": [3]}, "stop"),
     ],
 )
@@ -344,6 +345,7 @@ def test_an_error_of_a_chat_names_the_field_of_its_message() -> None:
         ({"system": "s", "messages": [5]}, "messages.0"),
         ({"stop_sequences": [5]}, "stop_sequences.0"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
+        ({"thinking": 5}, "thinking"),
         ({"output_config": 5}, "output_config.format"),
         ({"messages": None}, "messages"),
     ):

@@ -11,7 +11,12 @@ from tidemill.protocol.chat import ChatCompletionRequest, chat_choice, message_b
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.fetched_urls import fetched_urls
 from tidemill.protocol.requests import read_body
-from tidemill.protocol.vendors.converse import chat_of_converse, converse_of_chat, is_converse
+from tidemill.protocol.vendors.converse import (
+    chat_of_converse,
+    converse_of_chat,
+    error_of_converse,
+    is_converse,
+)
 
 USE: dict[str, Any] = {"toolUse": {"toolUseId": "t1", "name": "f", "input": {"a": 1}}}
 TEXT: dict[str, Any] = {"text": "Hi"}
@@ -132,6 +137,9 @@ def chat_of(*parts: Any, **fields: Any) -> dict[str, Any]:
         ([TEXT], {"toolConfig": 5}, "tools"),
         ([TEXT], {"toolConfig": {"tools": [SPEC], "toolChoice": "any"}}, "tool_choice"),
         ([TEXT], {"additionalModelRequestFields": 5}, "additionalModelRequestFields"),
+        ([TEXT], {"guardrailConfig": {"guardrailIdentifier": "g"}}, "guardrailConfig"),
+        ([TEXT], {"outputConfig": {"textFormat": {"type": "json_schema"}}}, "outputConfig"),
+        ([TEXT], {"promptVariables": {"a": {"text": "b"}}}, "promptVariables"),
         ([TEXT | IMAGE], {}, "messages.0.content.0"),
         ([TEXT, {"video": {}}], {}, "messages.0.content.1"),
     ],
@@ -157,9 +165,29 @@ def test_a_message_may_begin_with_an_image_or_a_recording() -> None:
     assert fetched_urls(chat) == {"messages.0.content.0": "s3://bucket/k"}
 
 
+def test_an_error_has_the_names_and_places_of_the_request() -> None:
+    """The system's message is not counted."""
+    for fields, place in (
+        ({"inferenceConfig": {"maxTokens": "x"}}, "inferenceConfig.maxTokens"),
+        ({"inferenceConfig": {"stopSequences": [5]}}, "inferenceConfig.stopSequences.0"),
+        ({"toolConfig": {"tools": [5]}}, "toolConfig.tools.0"),
+        ({"system": [TEXT], "messages": [{"role": "user"}]}, "messages.0.content"),
+        (
+            {"system": [TEXT], "messages": [{"role": "user", "content": [TEXT, {"video": {}}]}]},
+            "messages.0.content.1.type",
+        ),
+    ):
+        body = {"messages": [{"role": "user", "content": [TEXT]}], **fields}
+        with pytest.raises(RequestError) as caught:
+            read_body(ChatCompletionRequest, chat_of_converse(body))
+        assert f"`{place}` " in error_of_converse(caught.value.message, body), fields
+
+
 def test_additional_fields_are_those_of_the_request() -> None:
     """Amazon's models have further parameters in them."""
     extra = {"inferenceConfig": {"topK": 3}, "min_p": 0.5}
     config = {"maxTokens": 5}
-    chat = chat_of(TEXT, inferenceConfig=config, additionalModelRequestFields=extra)
+    same = {"requestMetadata": {"a": "b"}, "performanceConfig": {"latency": "optimized"}}
+    chat = chat_of(TEXT, inferenceConfig=config, additionalModelRequestFields=extra, **same)
+    assert not chat.keys() & same.keys()
     assert (chat["max_tokens"], chat["top_k"], chat["min_p"]) == (5, 3, 0.5)

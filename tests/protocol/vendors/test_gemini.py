@@ -8,8 +8,14 @@ import pytest
 
 from tidemill.protocol.bodies import completion_body, usage_body
 from tidemill.protocol.chat import ChatCompletionRequest, chat_choice, message_body
+from tidemill.protocol.errors import RequestError
 from tidemill.protocol.requests import read_body
-from tidemill.protocol.vendors.gemini import chat_of_contents, contents_error, contents_of_chat
+from tidemill.protocol.vendors.gemini import (
+    chat_of_contents,
+    contents_error,
+    contents_of_chat,
+    error_of_contents,
+)
 
 USER = {"role": "user", "parts": [{"text": "Hi"}]}
 
@@ -244,3 +250,22 @@ def test_an_answer_becomes_a_candidate() -> None:
 def test_errors_have_the_codes_of_grpc() -> None:
     """By the status."""
     assert [contents_error(status, "m")["code"] for status in (400, 404, 422, 500)] == [3, 5, 3, 13]
+
+
+def test_an_error_has_the_names_and_places_of_the_request() -> None:
+    """Parts that are not parts of the chat are counted."""
+    text, bad = {"text": "Hi"}, {"x": 1}
+    call = {"functionCall": {"name": "f"}}
+    for fields, place in (
+        ({"generationConfig": {"max_output_tokens": "x"}}, "generationConfig.maxOutputTokens"),
+        ({"generationConfig": {"stopSequences": [5]}}, "generationConfig.stopSequences.0"),
+        ({"contents": None}, "contents"),
+        ({"systemInstruction": {"parts": [text]}, "contents": [5]}, "contents.0"),
+        ({"systemInstruction": {"parts": [text, bad]}}, "systemInstruction.parts.1.type"),
+        ({"contents": [{"role": "model", "parts": [text, call, bad]}]}, "contents.0.parts.2.type"),
+    ):
+        body = {"contents": [{"role": "user", "parts": [text]}], **fields}
+        with pytest.raises(RequestError) as caught:
+            read_body(ChatCompletionRequest, chat_of_contents(body))
+        assert f"`{place}` " in error_of_contents(caught.value.message, body), fields
+    assert error_of_contents("The engine failed.", {}) == "The engine failed."

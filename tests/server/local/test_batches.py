@@ -461,9 +461,11 @@ async def test_an_invalid_parameter_is_refused_at_once(
         requests = {"input_file_id": uploaded["id"], "endpoint": "/v1/chat/completions"} | body
         refused = await local.client.post("/v1/batches", json=requests)
         listed = (await local.client.get("/v1/batches")).json()
+        empty = (await local.client.post("/v1/batches", json={})).json()["error"]
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == param
     assert listed["data"] == []
+    assert empty["message"] == "`input_file_id` is required."
 
 
 async def test_a_repeated_request_with_an_idempotency_key_creates_one_batch(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ class ChatEngine(ScriptedEngine):
         """Answer after the script, if any."""
         reply = await super().respond(url, {"say": "x", **body}, request_id, created)
         if reply.status_code != 200:
+            words = f"`messages.{len(body['messages']) - 1}.content` is bad."
+            reply.body["error"]["message"] = words
             return reply
         message = {"role": "assistant", "content": "Ho"}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
@@ -80,7 +82,8 @@ async def test_requests_become_results(tmp_path: Path) -> None:
     """Each has a message or an error, also after a restart of the server."""
     engine = ChatEngine()
     async with serving(tmp_path, engine) as local:
-        made = await create(local, {"wait": True}, {"status": 400}, {"status": 500})
+        bad = {"status": 400, "system": "Be brief."}
+        made = await create(local, {"wait": True}, bad, {"status": 500})
         assert (made["type"], made["processing_status"]) == ("message_batch", "in_progress")
         assert made["request_counts"] == counts(processing=3)
         assert made["results_url"] is None
@@ -99,6 +102,7 @@ async def test_requests_become_results(tmp_path: Path) -> None:
     for name, kind in (("r1", "invalid_request_error"), ("r2", "api_error")):
         assert found[name]["type"] == "errored"
         assert found[name]["error"]["error"]["type"] == kind
+        assert found[name]["error"]["error"]["message"] == "`messages.0.content` is bad."
     assert own["endpoint"] == "/v1/messages"
 
 

@@ -111,7 +111,10 @@ def test_an_activation_has_several_names(activation: str) -> None:
             {"quantization_config": {"load_in_8bit": True, "llm_int8_threshold": 6.0}},
             "quantised with bitsandbytes, but only",
         ),
-        ({"quantization_config": {"quant_algo": "NVFP4"}}, "with NVIDIA's ModelOpt (NVFP4), but only"),
+        (
+            {"quantization_config": {"quant_algo": "NVFP4"}},
+            "with NVIDIA's ModelOpt (NVFP4), but only",
+        ),
         ({"quantization_config": {"x": 1}}, "with an unknown method (config.json: quantization_"),
     ],
 )

@@ -206,6 +206,7 @@ def test_a_missing_parameter_is_named(cloud: Cloud, client: OpenAI, missing: str
     fields = {name: value for name, value in GOOD.items() if name != missing}
     status, error = refusal_of(json.dumps(fields))
     assert (status, error["param"]) == (400, missing)
+    assert error["message"] == f"`{missing}` is required."
 
 
 BODIES: list[str | bytes] = [
