@@ -260,7 +260,7 @@ def inputs_of(folder: Path, request: SequenceRequest) -> dict[str, torch.Tensor]
     if not request.images:
         return {"input_ids": ids}
     pixels: list[NDArray[np.uint8]] = [shown.pixels for shown in request.images]
-    inputs = dict(_processor(folder)(pixels, return_tensors="pt"))
+    inputs = dict(_processor(folder)(pixels, return_tensors="pt", do_resize=False))
     inputs.pop("num_crops", None)
     if "image_sizes" in inputs:
         return {**inputs, "input_ids": ids}
