@@ -180,7 +180,7 @@ def tried_types() -> list[str]:
     return sorted(
         kind
         for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        if kind not in own and reason_refused(kind) is None
+        if not {kind, f"{kind}_text"} & own and reason_refused(kind) is None
     )
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from tests.engine.families import COMMON, SIGMOID_EXPERTS
+from tests.engine.families import COMMON, DELTANET, SIGMOID_EXPERTS
 from tests.engine.scripted_model import pretrained_tokenizer
 from tidemill.engine.model import native
 from tidemill.engine.model.config.hf_config import read_hf_config
@@ -54,7 +54,7 @@ PREPARED["mistral3"] = {
     "patch_size": 14,
     "image_processor_type": "PixtralImageProcessor",
 }
-PREPARED["qwen3_vl_moe"] = PREPARED["qwen3_vl"]
+PREPARED |= dict.fromkeys(("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), PREPARED["qwen3_vl"])
 PREPARED["qwen2_vl"] = PREPARED["qwen2_5_vl"]
 
 
@@ -112,6 +112,20 @@ def config_of(kind: str) -> Any:
             | {"deepstack_visual_indexes": [0, 1]},
             **marks,
         )
+    if kind.startswith("qwen3_5"):
+        moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        moe |= {"shared_expert_intermediate_size": 32}
+        parameters = INTERLEAVED | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+        return transformers.AutoConfig.for_model(
+            kind,
+            text_config=COMMON
+            | DELTANET
+            | {"rope_parameters": parameters}
+            | (moe if kind == "qwen3_5_moe" else {}),
+            vision_config=TOWER
+            | {"depth": 2, "num_heads": 2, "out_hidden_size": 64, "num_position_embeddings": 25},
+            **marks,
+        )
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
     if kind == "qwen2_vl":
         return transformers.Qwen2VLConfig(
@@ -139,7 +153,9 @@ def build(kind: str) -> Any:
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.15)
         elif "norm" in key and key.endswith("weight"):
-            is_plus_one = kind == "gemma3" and "vision_tower" not in key
+            is_plus_one = (kind == "gemma3" and "vision_tower" not in key) or (
+                kind.startswith("qwen3_5") and "visual" not in key and "linear_attn" not in key
+            )
             nn.init.normal_(parameter, 0.0 if is_plus_one else 1.0, 0.2)
         elif key.endswith("bias"):
             nn.init.normal_(parameter, std=0.2)
@@ -244,7 +260,7 @@ def inputs_of(folder: Path, request: SequenceRequest) -> dict[str, torch.Tensor]
     if not request.images:
         return {"input_ids": ids}
     pixels: list[NDArray[np.uint8]] = [shown.pixels for shown in request.images]
-    inputs = dict(_processor(folder)(pixels, return_tensors="pt"))
+    inputs = dict(_processor(folder)(pixels, return_tensors="pt", do_resize=False))
     inputs.pop("num_crops", None)
     if "image_sizes" in inputs:
         return {**inputs, "input_ids": ids}

@@ -153,11 +153,12 @@ def _is_factor(factor: Any) -> bool:
 def _axes(fields: ConfigFields, count: int, sections: Sections) -> tuple[int, ...]:
     """Return the axis of each frequency; the sections give the number of frequencies per axis.
 
-    Interleaved axes take turns, time first, until height and width have theirs.
+    Interleaved axes take turns, time first, until height and width have theirs; time has the rest.
     """
     sizes = fields.get("mrope_section", _SECTIONS[sections])
     is_list = isinstance(sizes, list) and all(type(size) is int for size in sizes)
-    if not is_list or len(sizes) != NUM_AXES or sum(sizes) != count or min(sizes) < 0:
+    is_fit = is_list and len(sizes) == NUM_AXES and min(sizes) >= 0
+    if not is_fit or (sections == "consecutive" and sum(sizes) != count):
         raise UnsupportedConfig(f"its rope has unsupported mrope_section {sizes!r}")
     if sections == "consecutive":
         return tuple(axis for axis, size in enumerate(sizes) for _ in range(size))

@@ -85,7 +85,7 @@ def _qwen3_next(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         shared_experts="shared_expert",
         mtp=("mtp.",),
     )
-    return _qwen(fields, sizes, experts=experts, names=names)
+    return _qwen(fields, sizes, has_axes=False, experts=experts, names=names)
 
 
 def _qwen3_5(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
@@ -112,17 +112,32 @@ def _qwen3_5_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     return _qwen(fields, sizes, experts=experts_of, intermediate_size=width, names=names)
 
 
-def _qwen(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
-    """Return Qwen's hybrid: its attention has an output gate and rotates a part of each head."""
+def _qwen(
+    fields: ConfigFields, sizes: DecoderSizes, *, has_axes: bool = True, **others: Any
+) -> Architecture:
+    """Return Qwen's hybrid: its attention has an output gate and rotates a part of each head.
+
+    If it `has_axes`, images are rotated by row and column.
+    """
     for key in _QWEN_WITHOUT_EFFECT:
         fields.get(key)
     fields.allow("attn_output_gate", True)  # noqa: FBT003 - a value of a config
     parameters = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
-    for key in ("mrope_section", "mrope_interleaved"):
-        parameters.pop(key, None)  # for images: text has one position
+    if has_axes:
+        parameters.setdefault("mrope_section", [11, 11, 10])
+    else:
+        for key in ("mrope_section", "mrope_interleaved"):
+            parameters.pop(key, None)  # for images, which it does not accept
     for key in ("rope_theta", "partial_rotary_factor"):
         parameters.setdefault(key, fields.get(key))
-    rope = make_rope(parameters, sizes.head_dim, sizes.positions, 10_000.0, _ROPES)
+    rope = make_rope(
+        parameters,
+        sizes.head_dim,
+        sizes.positions,
+        10_000.0,
+        _ROPES,
+        sections="interleaved" if has_axes else None,
+    )
     kinds = _layer_kinds(fields, sizes, LINEAR, fields.count("full_attention_interval", 4))
     architecture = make_architecture(
         fields,

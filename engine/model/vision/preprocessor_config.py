@@ -197,7 +197,11 @@ def _preparation(name: str) -> dict[str, Any]:
 
 
 def _qwen_vl(
-    whole: Mapping[str, Any], fields: ConfigFields, *, patch_size: int = 14
+    whole: Mapping[str, Any],
+    fields: ConfigFields,
+    *,
+    patch_size: int = 14,
+    image_token: int = 151_655,
 ) -> tuple[ImageSpec, NDArray[np.float32]]:
     tower = whole["vision_config"]
     patch, merged = tower.get("patch_size", patch_size), tower.get("spatial_merge_size", 2)
@@ -212,7 +216,7 @@ def _qwen_vl(
         raise UnsupportedConfig(
             f"{_PREPARATION} has invalid limits: between {least} and {most} pixels"
         )
-    token = whole.get("image_token_id", 151_655)
+    token = whole.get("image_token_id", image_token)
     image_spec = ImageSpec(
         mark=token,
         token=token,
@@ -362,4 +366,6 @@ _READERS: dict[str, _Reader] = {
     "qwen2_5_vl": _qwen_vl,
     "qwen3_vl": partial(_qwen_vl, patch_size=16),
     "qwen3_vl_moe": partial(_qwen_vl, patch_size=16),
+    "qwen3_5": partial(_qwen_vl, patch_size=16, image_token=248_056),
+    "qwen3_5_moe": partial(_qwen_vl, patch_size=16, image_token=248_056),
 }

@@ -217,6 +217,8 @@ _TOWERS = {
     "qwen2_5_vl": _Squares,
     "qwen3_vl": _Squares,
     "qwen3_vl_moe": _Squares,
+    "qwen3_5": _Squares,
+    "qwen3_5_moe": _Squares,
 }
 
 

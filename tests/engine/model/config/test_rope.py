@@ -10,6 +10,7 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.model.config.hf_config import UnsupportedConfig
@@ -76,6 +77,21 @@ def test_frequencies_are_those_of_transformers(kind: str) -> None:
         frequencies, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, seq_len=262_144)
         assert torch.equal(torch.tensor(rope.long_inv_freq), frequencies)
         assert rope.original_positions == 131_072
+
+
+@pytest.mark.parametrize(
+    ("sections", "width"), [([11, 11, 10], 64), ([2, 1, 1], 8), ([11, 11, 10], 8), ([1, 1, 1], 16)]
+)
+def test_interleaved_axes_are_those_of_transformers(sections: list[int], width: int) -> None:
+    """Frequencies have their own axes even if the sections are more or fewer, as in Qwen3.5."""
+    parameters = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections}
+    config = transformers.Qwen3_5TextConfig(
+        head_dim=width, rope_parameters=parameters | {"partial_rotary_factor": 1.0}
+    )
+    axes = torch.arange(3.0)[:, None].repeat(1, width // 2)  # [3, R]
+    expected = Qwen3_5TextRotaryEmbedding(config).recomposition_frequencies(axes)
+    rope = make_rope(parameters, width, 64, 1e4, sections="interleaved")
+    assert rope.axes == tuple(expected[: width // 2].int().tolist())
 
 
 @pytest.mark.parametrize("length", [63, 64, 65, 255, 256])

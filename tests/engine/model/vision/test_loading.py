@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.engine.rank_threads import together
 from tests.engine.vision_models import build, picture, save
+from tests.long_parameters import with_long
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.kernels.communicator import SINGLE_RANK, Communicator
@@ -36,7 +37,7 @@ from tidemill.engine.model.weights.checkpoint import WHOLE, find_checkpoint
 
 pytestmark = pytest.mark.usefixtures("proved")
 
-KINDS = ["gemma3", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+KINDS = ["gemma3", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
 PREPARATION = "preprocessor_config.json"
 CPU = torch.device("cpu")
 
@@ -85,7 +86,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", [*KINDS, "qwen3_vl_moe"])
+@pytest.mark.parametrize("kind", with_long([*KINDS, "qwen3_vl_moe"], ["qwen3_5_moe"]))
 def test_it_is_proved_with_an_image(folder_of: FolderOf, kind: str, dtype: torch.dtype) -> None:
     """VisionTower and decoder together, against transformers' whole class."""
     parity = check_parity(folder_of(kind), dtype)
@@ -131,7 +132,7 @@ def test_where_not_all_layers_fit_the_first_are_compared(
     assert check_parity(folder_of(kind)).num_layers == 2
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "qwen3_vl_moe"])
+@pytest.mark.parametrize("kind", with_long([*KINDS, "qwen3_vl_moe"], ["qwen3_5_moe"]))
 def test_a_folder_is_loaded_with_its_eye(folder_of: FolderOf, kind: str) -> None:
     """Our decoder runs it without a note."""
     model = load_model(EngineConfig(str(folder_of(kind)), dtype="float32", device="cpu"))
