@@ -131,7 +131,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "HunYuanMoEV1Config": {"num_experts": 4, "moe_topk": 2},
     "HYV3Config": {"moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2},
     "MiMoV2FlashConfig": SIGMOID_EXPERTS
-    | {"head_dim": 24, "v_head_dim": 16, "num_key_value_heads": 1, "sliding_window": 12}
+    | {"v_head_dim": 12, "num_key_value_heads": 1, "sliding_window": 12}
     | {"attention_value_scale": 0.7},
     "MiniMaxM2Config": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "MinistralConfig": {"sliding_window": 12},

@@ -185,7 +185,7 @@ def ropes_by_window(
 ) -> list[Rope]:
     """Return the ropes of layers with a window and without; only the latter are stretched.
 
-    Without any parameters a `partial` share of each head is rotated.
+    Without any parameters a `partial` share of each head is rotated, rounded up to pairs.
     """
     nothing = {} if partial is None else {"partial_rotary_factor": partial}
     nested = dict(fields.get("rope_parameters") or {FULL: nothing, SLIDING: nothing})
@@ -194,7 +194,14 @@ def ropes_by_window(
     if nested:
         raise UnsupportedConfig("its ropes are not given by kind of layer")
     first, second = (
-        make_rope(parameters, sizes.head_dim, sizes.positions, theta, kinds)
+        make_rope(
+            parameters,
+            sizes.head_dim,
+            sizes.positions,
+            theta,
+            kinds,
+            may_be_odd=partial is not None,
+        )
         for parameters, theta in zip((near, far), thetas, strict=True)
     )
     return [first if window else second for window in windows]
