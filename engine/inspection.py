@@ -19,7 +19,12 @@ from tidemill.protocol.routes import CLASSIFY, DECISIONS
 from .config import EngineConfig
 from .errors import ModelRefused, first_line_of
 from .model.config.architecture import Architecture
-from .model.config.device import choose_dtype, choose_planned_device, context_length
+from .model.config.device import (
+    choose_dtype,
+    choose_planned_device,
+    choose_steps_ahead,
+    context_length,
+)
 from .model.config.hf_config import (
     CONFIG,
     QUANTISED,
@@ -66,6 +71,7 @@ class ModelReport:
     If only weight files are missing it has both: the plan contains their memory requirements.
     `missing` names files, and what does not work without them. `quantization_methods` are the
     formats that the model's weights may have. The parsers are None if its template shows none.
+    `endpoints` are those that it supports. `why_no_drafts` is None if tokens are drafted.
     """
 
     model: str
@@ -77,6 +83,8 @@ class ModelReport:
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     quantization_methods: tuple[str, ...] = ()
+    endpoints: tuple[str, ...] = ()
+    why_no_drafts: str | None = None
 
     @property
     def is_refused(self) -> bool:
@@ -111,9 +119,10 @@ def inspect_model(config: EngineConfig, *, chat_template: str | None = None) -> 
         return replace(report, faults=(str(exc),), missing=absent)
     task = find_task(find_folder(config.model), config)
     make: Callable[[EngineConfig], ModelPlan] = plan_model
+    report = replace(report, endpoints=endpoints_of(config, source) or ())
     if isinstance(task, PoolingTask):
         given: dict[str, Gives] = {DECISIONS.name: "decisions", CLASSIFY.name: "labels"}
-        first = next(iter(endpoints_of(config) or ()), "")
+        first = next(iter(report.endpoints), "")
         gives = given.get(first, "vectors or scores")
         report, make = replace(report, gives=gives), _plan_encoder
     elif isinstance(task, SpeechTask):
@@ -144,8 +153,24 @@ def _with_plan(
         return replace(report, faults=(f"{config.model}: cannot be loaded: {first_line_of(exc)}",))
     is_native_text = plan.runs == "native" and report.gives == "text"
     methods = supported_methods() if is_native_text else ()
-    report = replace(report, plan=plan, quantization_methods=methods)
+    report = replace(
+        report,
+        plan=plan,
+        quantization_methods=methods,
+        why_no_drafts=_why_no_drafts(config, plan) if report.gives == "text" else None,
+    )
     return _with_weights(report) if report.missing else report
+
+
+def _why_no_drafts(config: EngineConfig, plan: ModelPlan) -> str | None:
+    """Return why no tokens would be drafted; None if they are."""
+    if not config.speculative_decoding:
+        return "--no-speculative-decoding"
+    if plan.memory is not None and plan.memory.state_bytes_per_sequence:
+        return "recurrent layers cannot forget a draft"
+    if choose_steps_ahead(config, plan.device):
+        return "a GPU prepares the next step before a draft could be looked up"
+    return None
 
 
 def _with_weights(report: ModelReport) -> ModelReport:

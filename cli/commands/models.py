@@ -121,6 +121,8 @@ def fields_of(report: ModelReport) -> dict[str, Any]:
         "takes_adapters": plan is not None and plan.takes_adapters,
         "takes_images": plan is not None and plan.takes_images,
         "takes_audio": plan is not None and plan.takes_audio,
+        "takes_drafts": plan is not None and report.gives == "text" and not report.why_no_drafts,
+        "endpoints": list(report.endpoints),
         "quantization_methods": list(report.quantization_methods),
         "tool_call_parser": report.tool_call_parser,
         "reasoning_parser": report.reasoning_parser,
@@ -143,6 +145,8 @@ def rows_of(report: ModelReport) -> Iterator[tuple[str, str]]:
             by = f"by transformers' {plan.class_name}: {plan.why}"
         yield "would run" if report.is_refused else "runs", by
     yield "gives", report.gives
+    if report.endpoints:
+        yield "endpoints", ", ".join(report.endpoints)
     if plan is not None:
         yield from _rows_of_plan(plan, report)
     for what in report.missing:
@@ -175,6 +179,7 @@ def _rows_of_plan(plan: ModelPlan, report: ModelReport) -> Iterator[tuple[str, s
     yield "tensor parallel", sizes or "no"
     yield "adapters", "LoRA" if plan.takes_adapters else "no"
     yield "quantised as", ", ".join(report.quantization_methods) or "no"
+    yield "drafts", f"no: {report.why_no_drafts}" if report.why_no_drafts else "n-grams"
     yield "images", "yes" if plan.takes_images else "no"
     yield "recordings", "yes" if plan.takes_audio else "no"
     yield "tool calls", report.tool_call_parser or "unknown format"

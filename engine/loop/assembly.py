@@ -9,7 +9,7 @@ import numpy as np
 from ..config import AdmissionName, EngineConfig
 from ..kernels.backends import limit_torch_threads
 from ..kernels.layer_groups import LayerGroup
-from ..model.config.device import step_limits
+from ..model.config.device import choose_steps_ahead, step_limits
 from ..model.network.kv_cache_size import KVCacheSize, compute_kv_cache_size
 from ..model.network.loaded_model import LoadedModel
 from ..scheduling.admission import Admission, ArrivalOrder, PrefixOrder, UrgentFirst
@@ -81,9 +81,7 @@ def make_core(
     forecast = None
     if config.kv_forecast:
         forecast = KVForecast(table, pool, 1 + sum(_grows(group, pool, room) for group in groups))
-    steps_ahead = config.steps_ahead
-    if steps_ahead is None:
-        steps_ahead = int(model.device.type == "cuda")
+    steps_ahead = choose_steps_ahead(config, model.device)
     scheduler = Scheduler(
         table,
         pool,

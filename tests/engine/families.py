@@ -79,8 +79,25 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "GptOssConfig": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 12},
     "ApertusConfig": {},
     "ArceeConfig": {},
+    "AfmoeConfig": {
+        "sliding_window": 12,
+        "moe_intermediate_size": 48,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "route_scale": 1.5,
+        "mup_enabled": True,
+    },
     "CohereConfig": {"logit_scale": 0.25},
     "Cohere2Config": {"logit_scale": 0.25, "sliding_window": 12},
+    "Cohere2MoeConfig": {
+        "logit_scale": 0.25,
+        "sliding_window": 12,
+        "num_experts": 4,
+        "num_shared_experts": 2,
+        "expert_selection_fn": "sigmoid",
+        "first_k_dense_replace": 1,
+        "prefix_dense_intermediate_size": 72,
+    },
     "Dots1Config": SIGMOID_EXPERTS,
     "Ernie4_5Config": {},
     "Ernie4_5_MoeConfig": {
@@ -112,8 +129,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "GraniteMoeConfig": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "HunYuanDenseV1Config": {},
     "HunYuanMoEV1Config": {"num_experts": 4, "moe_topk": 2},
+    "HYV3Config": {"moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2},
     "MiMoV2FlashConfig": SIGMOID_EXPERTS
-    | {"head_dim": 24, "v_head_dim": 16, "num_key_value_heads": 1, "sliding_window": 12}
+    | {"v_head_dim": 12, "num_key_value_heads": 1, "sliding_window": 12}
     | {"attention_value_scale": 0.7},
     "MiniMaxM2Config": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "MinistralConfig": {"sliding_window": 12},
@@ -240,6 +258,16 @@ BY_TRANSFORMERS = ("LlamaConfig", "Gemma2Config", "GptOssConfig", "MixtralConfig
 ROPE: dict[str, Any] = {"rope_theta": 10_000.0}
 # Variants of the families' models: name → config class and fields that differ from COMMON.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "North, RMS norms": (
+        "Cohere2MoeConfig",
+        {
+            "sliding_window": 12,
+            "num_experts": 4,
+            "expert_selection_fn": "sigmoid",
+            "norm_topk_prob": False,
+            "rms_norm_eps": 1e-6,
+        },
+    ),
     "Llama, llama3 rope": (
         "LlamaConfig",
         {

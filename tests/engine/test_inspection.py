@@ -235,6 +235,12 @@ def test_a_missing_gpu_has_a_plan_without_free_memory(
         plan_model(replace(there, quantization="int8"))
 
 
+def test_nothing_is_drafted_for_a_model_with_recurrent_layers(tmp_path: Path) -> None:
+    """The report names the reason without a tokenizer, too."""
+    build("Mamba2Config").save_pretrained(tmp_path)
+    assert report_of(tmp_path).why_no_drafts == "recurrent layers cannot forget a draft"
+
+
 def test_the_memory_of_models_run_by_transformers_is_planned(tmp_path: Path) -> None:
     """Its layers are counted without their numbers, and the report says why it is not ours."""
     config = transformers.Olmo2Config(**COMMON, attention_chunk_size=16)

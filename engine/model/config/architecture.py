@@ -39,7 +39,8 @@ class Experts:
     `has_shared_gate`. With `scales_inputs` the router's weights multiply the experts' inputs
     instead of their outputs. With `has_own_norms` router and experts each read the residual through
     their own norm, the outputs of the experts and the shared MLP are normed, and each expert's
-    output is multiplied by a stored number.
+    output is multiplied by a stored number. The sum of experts and shared MLP is multiplied by
+    `output_scale`.
     """
 
     num_experts: int
@@ -58,6 +59,7 @@ class Experts:
     has_shared_gate: bool = False
     has_own_norms: bool = False
     scales_inputs: bool = False
+    output_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +190,13 @@ class WeightNames:
 
     Layers' names begin with `layers` and their number. If `gate_up` has one name, the MLP has no
     gate. One name in `qkv` is one tensor of all three, grouped by key head if `has_qkv_groups`: its
-    queries, key and value. With `has_rope_pairs` neighbouring elements of a head are rotated
-    together; with `is_transposed` matrices are `[I, O]`. The names of an expert are gate, up and
-    down. With `stacked_experts` all experts are in one tensor each, of transposed matrices, with
-    gate and up as halves of one or interleaved; "rows" means not transposed, with the first and
-    last names of `expert`. Shared experts' names begin with `experts`, or with the parent's name if
-    theirs begins with a dot. Experts without a gate have no name for it.
+    queries, key and value. The gate of attention outputs is stored in the queries' tensor, each
+    head's below its query, or as `output_gate`. With `has_rope_pairs` neighbouring elements of a
+    head are rotated together; with `is_transposed` matrices are `[I, O]`. The names of an expert
+    are gate, up and down. With `stacked_experts` all experts are in one tensor each, of transposed
+    matrices, with gate and up as halves of one or interleaved; "rows" means not transposed, with
+    the first and last names of `expert`. Shared experts' names begin with `experts`, or with the
+    parent's name if theirs begins with a dot. Experts without a gate have no name for it.
     A recurrent mixer's projections `in_proj` are one tensor per part, or one of all, or by key
     heads (`has_in_proj_groups`) one of the first two parts and one of the last two.
     Tensors whose names begin with one of `mtp` predict more than one token; transformers' class
@@ -209,6 +212,7 @@ class WeightNames:
     attention: str = "self_attn"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     has_qkv_groups: bool = False
+    output_gate: str = ""
     has_rope_pairs: bool = False
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"

@@ -76,6 +76,11 @@ def step_limits(
     )
 
 
+def choose_steps_ahead(settings: EngineConfig, device: torch.device) -> int:
+    """Return how many steps are prepared while another runs: by default one on a GPU."""
+    return int(device.type == "cuda") if settings.steps_ahead is None else settings.steps_ahead
+
+
 def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
     """Return the requested device; `auto` is a GPU if there is one."""
     if name == "cuda" and not torch.cuda.is_available():

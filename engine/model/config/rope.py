@@ -82,8 +82,12 @@ def make_rope(
     kinds: Mapping[str, str] | None = None,
     *,
     sections: Sections | None = None,
+    may_be_odd: bool = False,
 ) -> Rope:
-    """Return the rope of one set of parameters; `UnsupportedConfig` names an unknown one."""
+    """Return the rope of one set of parameters; `UnsupportedConfig` names an unknown one.
+
+    Some classes rotate one element more if the number is odd.
+    """
     fields = ConfigFields("its rope", parameters)
     called = fields.get("rope_type", fields.get("type", "default"))
     kind = str(called) if kinds is None else kinds.get(str(called), "")
@@ -92,7 +96,8 @@ def make_rope(
     _check_factor(fields, parameters.get("factor"))
     base = fields.number("rope_theta", theta)
     turned = int(width * fields.number("partial_rotary_factor", 1.0))
-    if turned < 2 or turned % 2 or turned > width:
+    is_odd = turned % 2 == 1
+    if turned < 1 or turned + is_odd > width or (is_odd and not may_be_odd):
         raise UnsupportedConfig(f"its rope rotates {turned} of the {width} elements of a head")
     original = fields.count("original_max_position_embeddings", positions)
     if kind == "dynamic":

@@ -98,25 +98,29 @@ def _cohere(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Archite
         sizes,
         key_heads=sizes.heads,
         tie_word_embeddings=True,
-        has_layer_norm=True,
         is_parallel=True,
         **attention_biases(fields),
         logit_scale=fields.number("logit_scale"),
         names=WeightNames(norms=SHARED_NORM, has_rope_pairs=True),
-        **{"theta": 500_000.0, **others},
+        **{"theta": 500_000.0, "has_layer_norm": True, **others},
     )
 
 
 def _cohere2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
-    for key, value in _COHERE2_FIELDS.items():
-        fields.allow(key, value)
-    for key in ("layer_switch", "use_parallel_embedding"):
-        fields.get(key)
     every = fields.count("sliding_window_pattern", 4)
     windows = windows_by_layer(fields, sizes, fields.count("sliding_window"), every=every)
     rope = read_rope(fields, sizes.head_dim, sizes.positions, 10_000.0)
     ropes = [rope if window else NO_ROPE for window in windows]
-    return _cohere(fields, sizes, windows=windows, ropes=ropes)
+    return cohere2(fields, sizes, windows=windows, ropes=ropes)
+
+
+def cohere2(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
+    """Return the block of Command A: attention and MLP read one norm."""
+    for key, value in _COHERE2_FIELDS.items():
+        fields.allow(key, value)
+    for key in ("layer_switch", "use_parallel_embedding"):
+        fields.get(key)
+    return _cohere(fields, sizes, **others)
 
 
 def granite(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:

@@ -77,13 +77,14 @@ def make_architecture(
     gate: Gate | Activation | None = None,
     intermediate_size: int | None = None,
     tie_word_embeddings: bool = False,
+    eps: float | None = None,
     **others: Any,
 ) -> Architecture:
     """Return an architecture; `windows`, `ropes` and `experts` have one entry per layer.
 
     The defaults are those of most families: one rope of base `theta`, full attention, an MLP with
-    SiLU. `key_heads` and `tie_word_embeddings` replace missing fields; `others` are fields of
-    `Architecture`.
+    SiLU. `key_heads`, `tie_word_embeddings` and `eps` replace missing fields; `others` are fields
+    of `Architecture`.
     """
     if gate is None:
         fields.allow("hidden_act", "silu", "swish")
@@ -116,7 +117,7 @@ def make_architecture(
         intermediate_size=intermediate_size or fields.count("intermediate_size"),
         max_positions=min(rope.max_positions or sizes.positions for rope in ropes),
         blocks=tuple(blocks),
-        rms_norm_eps=fields.number("rms_norm_eps"),
+        rms_norm_eps=fields.number("rms_norm_eps", eps),
         gate=gate or SILU,
         tie_word_embeddings=fields.flag("tie_word_embeddings", default=tie_word_embeddings),
         eos_token_ids=fields.get("eos_token_id"),
@@ -184,7 +185,7 @@ def ropes_by_window(
 ) -> list[Rope]:
     """Return the ropes of layers with a window and without; only the latter are stretched.
 
-    Without any parameters a `partial` share of each head is rotated.
+    Without any parameters a `partial` share of each head is rotated, rounded up to pairs.
     """
     nothing = {} if partial is None else {"partial_rotary_factor": partial}
     nested = dict(fields.get("rope_parameters") or {FULL: nothing, SLIDING: nothing})
@@ -193,7 +194,14 @@ def ropes_by_window(
     if nested:
         raise UnsupportedConfig("its ropes are not given by kind of layer")
     first, second = (
-        make_rope(parameters, sizes.head_dim, sizes.positions, theta, kinds)
+        make_rope(
+            parameters,
+            sizes.head_dim,
+            sizes.positions,
+            theta,
+            kinds,
+            may_be_odd=partial is not None,
+        )
         for parameters, theta in zip((near, far), thetas, strict=True)
     )
     return [first if window else second for window in windows]

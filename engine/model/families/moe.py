@@ -6,10 +6,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ..config.architecture import Architecture, Experts, WeightNames
+from ..config.architecture import NO_ROPE, Architecture, Experts, NormNames, WeightNames
 from ..config.hf_config import ConfigFields, UnsupportedConfig
-from ..config.rope import Sections, make_rope
-from .dense import GRANITE, ernie4_5, exaone_layers, granite, hunyuan, partial_rope
+from ..config.rope import Sections, make_rope, read_rope
+from .dense import GRANITE, cohere2, ernie4_5, exaone_layers, granite, hunyuan, partial_rope
 from .family import (
     FULL,
     SLIDING,
@@ -84,18 +84,116 @@ def _dots1(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 
 def _exaone_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
-    experts, dense = sigmoid_experts(fields), fields.get("first_k_dense_replace", 1)
-    first = ["dense" if layer < dense else "sparse" for layer in range(sizes.layers)]
-    kinds = fields.get("mlp_layer_types") or first
-    if len(kinds) != sizes.layers or not {*kinds} <= {"dense", "sparse"}:
-        raise UnsupportedConfig(f"{fields.where} has unsupported mlp_layer_types {kinds!r}")
     return make_architecture(
         fields,
         sizes,
         **exaone_layers(fields, sizes),
-        experts=[experts if kind == "sparse" else None for kind in kinds],
+        experts=_sparse_layers(fields, sizes, sigmoid_experts(fields)),
         has_qk_norm=True,
         names=WeightNames(correction_bias="e_score_correction_bias", mtp=("mtp.",)),
+    )
+
+
+def _sparse_layers(
+    fields: ConfigFields, sizes: DecoderSizes, experts: Experts, dense: int = 1
+) -> list[Experts | None]:
+    """Return the experts of each layer; without `mlp_layer_types` the first layers have none."""
+    dense = fields.get("first_k_dense_replace", dense)
+    first = ["dense" if layer < dense else "sparse" for layer in range(sizes.layers)]
+    kinds = fields.get("mlp_layer_types") or first
+    if len(kinds) != sizes.layers or not {*kinds} <= {"dense", "sparse"}:
+        raise UnsupportedConfig(f"{fields.where} has unsupported mlp_layer_types {kinds!r}")
+    return [experts if kind == "sparse" else None for kind in kinds]
+
+
+def _hy_v3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    for key, value in _HY_V3_FIELDS.items():
+        fields.allow(key, value)
+    for key in _HY_V3_WITHOUT_EFFECT:
+        fields.get(key)
+    return make_architecture(
+        fields,
+        sizes,
+        theta=11_158_840.0,
+        experts=_sparse_layers(fields, sizes, sigmoid_experts(fields)),
+        **attention_biases(fields),
+        mlp_bias=fields.flag("mlp_bias"),
+        has_qk_norm=True,
+        num_mtp_layers=mtp_layers(fields, "num_nextn_predict_layers"),
+        names=WeightNames(
+            router="router.gate", correction_bias="expert_bias", shared_experts="shared_mlp"
+        ),
+    )
+
+
+def _cohere2_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    dense, width = fields.get("first_k_dense_replace") or 0, fields.count("intermediate_size")
+    scoring = {"softmax": "softmax_chosen", "sigmoid": "sigmoid"}
+    scales = {"average": 0.5, "sum": 1.0}
+    chosen = fields.get("expert_selection_fn", "softmax")
+    combined = fields.get("shared_expert_combination_strategy", "average")
+    if chosen not in scoring or combined not in scales:
+        raise UnsupportedConfig(f"{fields.where} has unsupported experts {chosen!r}, {combined!r}")
+    experts = Experts(
+        num_experts=count_experts(fields),
+        num_experts_per_tok=fields.count("num_experts_per_tok"),
+        intermediate_size=width,
+        scoring=scoring[chosen],
+        norm_topk_prob=fields.flag("norm_topk_prob", default=True),
+        shared_intermediate_size=(fields.get("num_shared_experts") or 0) * width,
+        output_scale=scales[combined],
+    )
+    sparse = _sparse_layers(fields, sizes, experts, dense)
+    every = fields.count("sliding_window_pattern", 4)
+    dense_every = fields.count("prefix_dense_sliding_window_pattern", 1)
+    kinds = fields.get("layer_types") or [
+        SLIDING if (layer + 1) % dense_every else FULL for layer in range(dense)
+    ] + [SLIDING if (layer + 1) % every else FULL for layer in range(sizes.layers - dense)]
+    window = fields.count("sliding_window", 4096)
+    windows = [window if kind == SLIDING else 0 for kind in kinds]
+    if len(kinds) != sizes.layers or not {*kinds} <= {FULL, SLIDING}:
+        raise UnsupportedConfig(f"{fields.where} has unsupported layer_types {kinds!r}")
+    rope = read_rope(fields, sizes.head_dim, sizes.positions, 10_000.0)
+    turned = [
+        own or (dense_every == 1 and not some) for own, some in zip(windows, sparse, strict=True)
+    ]
+    return cohere2(
+        fields,
+        sizes,
+        windows=windows,
+        ropes=[rope if is_turned else NO_ROPE for is_turned in turned],
+        experts=sparse,
+        intermediate_size=fields.count("prefix_dense_intermediate_size", width),
+        has_layer_norm=fields.get("rms_norm_eps") is None,
+        eps=fields.number("layer_norm_eps", 1e-5),
+    )
+
+
+def _afmoe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    for key, values in _AFMOE_FIELDS.items():
+        fields.allow(key, *values)
+    for key in ("load_balance_coeff", "use_grouped_mm"):
+        fields.get(key)  # for training, and for kernels
+    experts, dense = sigmoid_experts(fields), fields.get("num_dense_layers")
+    every = fields.count("global_attn_every_n_layers", 4)
+    windows = windows_by_layer(fields, sizes, fields.count("sliding_window", 1024), every=every)
+    rope = read_rope(fields, sizes.head_dim, sizes.positions, 10_000.0)
+    return make_architecture(
+        fields,
+        sizes,
+        key_heads=sizes.heads,
+        windows=windows,
+        ropes=[rope if window else NO_ROPE for window in windows],
+        experts=[None if layer < dense else experts for layer in range(sizes.layers)],
+        has_qk_norm=True,
+        has_output_gate=True,
+        embedding_scale=sizes.hidden**0.5 if fields.flag("mup_enabled") else 1.0,
+        names=WeightNames(
+            norms=_AFMOE_NORMS,
+            output_gate="gate_proj",
+            router="router.gate",
+            correction_bias="expert_bias",
+        ),
     )
 
 
@@ -439,6 +537,51 @@ _GLM4_MOE = {
     "n_shared_experts": 1,
     "num_nextn_predict_layers": 1,
 }
+_AFMOE_NORMS = NormNames(
+    post_attention="post_attention_layernorm",
+    pre_feedforward="pre_mlp_layernorm",
+    post_feedforward="post_mlp_layernorm",
+)
+_AFMOE_FIELDS: dict[str, tuple[Any, ...]] = {
+    "attention_bias": (),
+    "n_group": (1,),
+    "norm_topk_prob": (True,),
+    "num_expert_groups": (1,),
+    "num_limited_groups": (1,),
+    "topk_group": (1,),
+}
+_AFMOE = {
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "norm_topk_prob": True,
+    "num_dense_layers": 1,
+    "num_experts_per_tok": 6,
+}
+_HY_V3_FIELDS: dict[str, Any] = {
+    "first_k_dense_replace": 1,
+    "moe_router_enable_expert_bias": True,
+    "moe_router_use_sigmoid": True,
+    "norm_topk_prob": True,
+    "qk_norm": True,
+}
+_HY_V3_WITHOUT_EFFECT = (
+    *("enable_attention_fp32_softmax", "enable_lm_head_fp32", "enable_moe_fp32_combine"),
+    *("eod_token_id", "use_grouped_mm"),
+)
+_HY_V3 = {
+    "moe_intermediate_size": 1536,
+    "n_routed_experts": 192,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 8,
+    "routed_scaling_factor": 2.826,
+}
+_SIGMOID_NAMES = {
+    "num_experts": "n_routed_experts",
+    "num_shared_experts": "n_shared_experts",
+    "route_norm": "norm_topk_prob",
+}
 _EXAONE_MOE = {
     "eos_token_id": 53,
     "moe_intermediate_size": 1024,
@@ -456,6 +599,19 @@ _SOLAR_OPEN = {
     "num_experts_per_tok": 8,
 }
 MOE = {
+    "afmoe": Family(
+        "AfmoeForCausalLM",
+        _afmoe,
+        128,
+        _AFMOE,
+        {**_SIGMOID_NAMES, "route_scale": "routed_scaling_factor", "score_func": "scoring_func"},
+    ),
+    "cohere2_moe": Family(
+        "Cohere2MoeForCausalLM",
+        _cohere2_moe,
+        128,
+        {"eos_token_id": 255_001, "num_experts": 8, "num_experts_per_tok": 2},
+    ),
     "dots1": Family("Dots1ForCausalLM", _dots1),
     "ernie4_5_moe": Family(
         "Ernie4_5_MoeForCausalLM",
@@ -490,6 +646,17 @@ MOE = {
         _mimo_v2_flash,
         192,
         {"norm_topk_prob": True, "rms_norm_eps": 1e-5},
+    ),
+    "hy_v3": Family(
+        "HYV3ForCausalLM",
+        _hy_v3,
+        128,
+        _HY_V3,
+        {
+            **_SIGMOID_NAMES,
+            "expert_hidden_dim": "moe_intermediate_size",
+            "router_scaling_factor": "routed_scaling_factor",
+        },
     ),
     "minimax_m2": Family("MiniMaxM2ForCausalLM", _minimax_m2, 128, {"eos_token_id": 200_020}),
     "olmoe": Family("OlmoeForCausalLM", _olmoe, None, {"eos_token_id": 50_279}),

@@ -336,12 +336,17 @@ class LayerMaker:
         if not experts.shared_intermediate_size:
             return self._linear_factory.make_normed(lambda x: routed(x, x), norm)
         shared = self._shared_experts(role, experts)
+        if experts.output_scale != 1:
+            scale = experts.output_scale
+            return self._linear_factory.make_normed(
+                lambda x: (routed(x, x) + shared(x)) * scale, norm
+            )
         if not experts.has_own_norms:
             return self._linear_factory.make_normed(lambda x: routed(x, x) + shared(x), norm)
         mlp = self._linear_factory.make_normed(shared, norm)
-        scale = as_tensor(self._weights.pop(f"{role}router_norm")).float()
-        scale = scale * self._model.hidden_size**-0.5
-        of_router = Norm(self._ops, scale, None, self._model.rms_norm_eps)
+        weight = as_tensor(self._weights.pop(f"{role}router_norm")).float()
+        weight = weight * self._model.hidden_size**-0.5
+        of_router = Norm(self._ops, weight, None, self._model.rms_norm_eps)
         before, behind_mlp, behind = (self.norm(role + name) for name in EXPERT_NORMS)
         assert before is not None
         assert behind_mlp is not None

@@ -150,15 +150,19 @@ class _Layer:
         turned = shape.key_dim if names.has_rope_pairs else None
         if names.has_qkv_groups:
             return self._grouped_qkv(prefix, kind, heads, kv_heads, *width)
-        if self.model.has_output_gate:
+        if self.model.has_output_gate and not names.output_gate:
             return self._gated_qkv(prefix, kind, heads, kv_heads, *width)
         parts = [
             (shape.num_query_heads, shape.key_dim, heads),
             (shape.num_kv_heads, shape.key_dim, kv_heads),
             (shape.num_kv_heads, shape.value_dim, kv_heads),
         ][: 2 if self.block.has_keys_as_values else 3]
+        stored = names.qkv[: len(parts)]
+        if self.model.has_output_gate:
+            parts.append((shape.num_query_heads, shape.value_dim, heads))
+            stored = *stored, names.output_gate
         bands = bands_of(
-            names.qkv[: len(parts)],
+            stored,
             [count * dim for count, dim, _ in parts],
             [head_rows(own, dim) for _, dim, own in parts],
             is_joined=turned is None,

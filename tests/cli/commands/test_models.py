@@ -24,6 +24,29 @@ def test_a_report_is_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None
     assert f"{report['kv_bytes_per_token']:,} bytes per token" in table["KV cache"]
     assert f"{report['weight_bytes'] / 1e6:,.1f} MB as float32 on cpu" in table["weights"]
     assert table["tool calls"].strip() == report["tool_call_parser"] == "hermes"
+    assert table["endpoints"].strip() == ", ".join(report["endpoints"])
+    assert report["endpoints"][:2] == ["/v1/chat/completions", "/v1/responses"]
+    assert (table["drafts"].strip(), report["takes_drafts"]) == ("n-grams", True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--no-speculative-decoding"], "no: --no-speculative-decoding"),
+        (["--device", "cuda"], "no: a GPU prepares the next step before a draft could be looked "),
+    ],
+)
+def test_a_report_says_why_nothing_would_be_drafted(
+    flags: list[str],
+    why: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The flag turns drafts off, and so does a device that runs steps ahead."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["models", MODEL, *flags]) == 0
+    table = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert table["drafts"].strip().startswith(why)
 
 
 def test_a_model_that_would_be_refused_ends_with_1(

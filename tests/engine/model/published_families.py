@@ -1,8 +1,9 @@
 """Configs of published models of smaller families, with billions of weights as in `published`.
 
 Public copies were at hand of Devstral 2, StarCoder2 15B, Qwen1.5-MoE, Apertus 8B, Seed-OSS,
-Olmo 3.1 and MiMo-V2-Flash, and of sizes of AFM-4.5B, ERNIE 4.5 and GLM-4.6. The others, and what
-these copies leave out, are from memory; all come to the sizes that the models are known by.
+Olmo 3.1, MiMo-V2-Flash, Trinity and North, and of sizes of AFM-4.5B, ERNIE 4.5, GLM-4.6, Hy3 and
+Command A+. The others, and what these copies leave out, are from memory; all come to the sizes
+that the models are known by.
 """
 
 from __future__ import annotations
@@ -145,6 +146,81 @@ _SOLAR_OPEN: dict[str, Any] = {
     "tie_word_embeddings": False,
     "vocab_size": 196_608,
 }
+_TRINITY: dict[str, Any] = {
+    "model_type": "afmoe",
+    "global_attn_every_n_layers": 4,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "load_balance_coeff": 0.001,
+    "max_position_embeddings": 131_072,
+    "mup_enabled": True,
+    "n_group": 1,
+    "num_dense_layers": 2,
+    "num_expert_groups": 1,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_limited_groups": 1,
+    "num_shared_experts": 1,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": None,
+    "rope_theta": 10_000,
+    "route_norm": True,
+    "route_scale": 2.826,
+    "score_func": "sigmoid",
+    "sliding_window": 2048,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "use_grouped_mm": True,
+    "vocab_size": 200_192,
+}
+_HY3: dict[str, Any] = {
+    "model_type": "hy_v3",
+    "enable_attention_fp32_softmax": False,
+    "enable_lm_head_fp32": True,
+    "enable_moe_fp32_combine": False,
+    "eod_token_id": 120_026,
+    "expert_hidden_dim": 1536,
+    "first_k_dense_replace": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 262_144,
+    "moe_intermediate_size": 1536,
+    "moe_router_enable_expert_bias": True,
+    "moe_router_use_sigmoid": True,
+    "num_experts": 192,
+    "num_experts_per_tok": 8,
+    "num_nextn_predict_layers": 1,
+    "num_shared_experts": 1,
+    "qk_norm": True,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_theta": 11_158_840.0, "rope_type": "default"},
+    "route_norm": True,
+    "router_scaling_factor": 2.826,
+    "tie_word_embeddings": False,
+    "use_grouped_mm": False,
+    "vocab_size": 120_832,
+}
+_COHERE2_MOE: dict[str, Any] = {
+    "model_type": "cohere2_moe",
+    "attention_bias": False,
+    "expert_selection_fn": "sigmoid",
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "layer_norm_eps": 1e-5,
+    "logit_scale": 1.0,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "position_embedding_type": "rope_gptj",
+    "rope_theta": 50_000,
+    "rotary_pct": 1.0,
+    "shared_expert_combination_strategy": "average",
+    "sliding_window": 4096,
+    "use_embedding_sharing": True,
+    "use_gated_activation": True,
+    "use_parallel_block": True,
+    "use_qk_norm": False,
+    "vocab_size": 262_144,
+}
 _NEMOTRON: dict[str, Any] = {
     "model_type": "nemotron",
     "attention_bias": False,
@@ -201,6 +277,54 @@ def _longrope(num_factors: int) -> dict[str, Any]:
 
 
 BY_FAMILY: dict[str, tuple[dict[str, Any], float]] = {
+    "Trinity-Nano": (
+        _TRINITY | sizes(1024, 3072, 56, 8, 2) | {"moe_intermediate_size": 256},
+        6.12,
+    ),
+    "Trinity-Mini": (
+        _TRINITY | sizes(2048, 6144, 32, 32, 4) | {"moe_intermediate_size": 1024},
+        26.1,
+    ),
+    "Trinity-Large": (
+        _TRINITY
+        | sizes(3072, 12_288, 60, 48, 8)
+        | {
+            "moe_intermediate_size": 3072,
+            "num_dense_layers": 6,
+            "num_experts": 256,
+            "num_experts_per_tok": 4,
+            "sliding_window": 4096,
+        },
+        398.6,
+    ),
+    "Hy3-preview": (_HY3 | sizes(4096, 13_312, 80, 64, 8), 295.0),
+    "command-a-plus-05-2026": (
+        _COHERE2_MOE
+        | sizes(4096, 4096, 32, 128, 8)
+        | {
+            "first_k_dense_replace": 0,
+            "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 8,
+            "max_position_embeddings": 131_072,
+            "norm_topk_prob": True,
+            "num_shared_experts": 4,
+        },
+        218.0,
+    ),
+    "North-Mini-Code-1.0": (
+        _COHERE2_MOE
+        | sizes(2048, 768, 49, 32, 4)
+        | {
+            "first_k_dense_replace": 1,
+            "layer_types": ["full_attention", *["sliding_attention"] * 3] * 12 + ["full_attention"],
+            "max_position_embeddings": 500_000,
+            "norm_topk_prob": False,
+            "num_shared_experts": 0,
+            "prefix_dense_intermediate_size": 3072,
+            "prefix_dense_sliding_window_pattern": 1,
+            "rms_norm_eps": 1e-6,
+        },
+        30.5,
+    ),
     "K-EXAONE-236B-A23B": (_K_EXAONE | sizes(6144, 18_432, 48, 64, 8), 236.5),
     "Solar-Open-100B": (_SOLAR_OPEN | sizes(4096, 10_240, 48, 64, 8), 102.6),
     "Ministral-3-3B": (ministral3(3072, 9216, 26, 32, 8, tie_word_embeddings=True), 3.43),
