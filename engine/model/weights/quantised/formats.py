@@ -150,8 +150,8 @@ class Awq:
         outputs, inputs = shape
         groups = _count_groups(inputs, self.group)
         return {
-            "qweight": TensorSpec(((inputs, outputs // IN_WORD),), WORDS),
-            "qzeros": TensorSpec(((groups, outputs // IN_WORD),), WORDS),
+            "qweight": TensorSpec(((inputs, -(-outputs // IN_WORD)),), WORDS),
+            "qzeros": TensorSpec(((groups, -(-outputs // IN_WORD)),), WORDS),
             "scales": TensorSpec(((groups, outputs),), FLOATS),
         }
 
@@ -160,7 +160,8 @@ class Awq:
     ) -> Quantised:
         """See `WeightFormat`."""
         numbers, zeros = (
-            _numbers(tensors[name], FOUR_BITS, AWQ_ORDER).T for name in ("qweight", "qzeros")
+            _numbers(tensors[name], FOUR_BITS, AWQ_ORDER).T[: shape[0]]
+            for name in ("qweight", "qzeros")
         )
         return _quantised(
             numbers, tensors["scales"].T, zeros, shape[1], group=self.group, dtype=dtype
@@ -199,8 +200,8 @@ class Gptq:
         outputs, inputs = shape
         groups, in_word = _count_groups(inputs, self.group), WORD_BITS // self.bits
         specs = {
-            "qweight": TensorSpec(((inputs // in_word, outputs),), WORDS),
-            "qzeros": TensorSpec(((groups, outputs // in_word),), WORDS),
+            "qweight": TensorSpec(((-(-inputs // in_word), outputs),), WORDS),
+            "qzeros": TensorSpec(((groups, -(-outputs // in_word)),), WORDS),
             "scales": TensorSpec(((groups, outputs),), FLOATS),
         }
         has_order = self.is_sorted or has("g_idx")
@@ -210,8 +211,8 @@ class Gptq:
         self, tensors: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype
     ) -> Quantised:
         """See `WeightFormat`."""
-        numbers = _numbers(tensors["qweight"].T, self.bits)
-        zeros = _numbers(tensors["qzeros"], self.bits).T.int() + self.zeros_lack
+        numbers = _numbers(tensors["qweight"].T, self.bits)[:, : shape[1]]
+        zeros = _numbers(tensors["qzeros"], self.bits).T[: shape[0]].int() + self.zeros_lack
         zeros = (zeros & ((1 << self.bits) - 1)).to(torch.uint8)
         weight = (numbers, tensors["scales"].T, zeros)
         groups = tensors.get("g_idx")

@@ -42,7 +42,7 @@ from tidemill.engine.model.parity.drift import HELD_TEXT, MOST_TOKENS
 from tidemill.engine.model.parity.logits import chunked_logits
 from tidemill.engine.model.tensor_parallel import check_tensor_parallel_size
 from tidemill.engine.model.weights.checkpoint import WHOLE, find_checkpoint
-from tidemill.engine.model.weights.quantised import loading
+from tidemill.engine.model.weights.quantised import formats, loading
 from tidemill.engine.model.weights.quantised.quantization_config import read_quantization_config
 from tidemill.engine.model.weights.weight_map import weights_of
 from tidemill.engine.model.weights.weights import read_weights
@@ -627,3 +627,11 @@ def change(folder: Path, **changes: Any) -> None:
     """Store another config in a folder."""
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def test_words_hold_every_number_where_a_side_is_not_a_multiple_of_eight() -> None:
+    """A file with fewer words has the wrong shape, which a plan reports before a load."""
+    awq = formats.Awq(32).tensor_specs((100, 64), lambda _: False)
+    gptq = formats.Gptq(32, 1).tensor_specs((64, 100), lambda _: False)
+    assert (awq["qweight"].shapes, awq["qzeros"].shapes) == (((64, 13),), ((2, 13),))
+    assert (gptq["qweight"].shapes, gptq["qzeros"].shapes) == (((13, 64),), ((4, 8),))
