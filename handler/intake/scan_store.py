@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
-from typing import IO
+from typing import IO, Any, Final
 
 from pydantic import TypeAdapter
 
@@ -25,11 +24,14 @@ _BYTES = "application/octet-stream"
 # Number of objects that are read concurrently.
 _AT_ONCE = 64
 
+_ADAPTERS: Final[dict[type, TypeAdapter[Any]]] = {}
 
-@cache
+
 def _adapter(kind: type[T]) -> TypeAdapter[T]:
-    """Return the adapter of a class; only files that are read in parts need it."""
-    return TypeAdapter(kind)
+    """Return the adapter of a class; it is built when a file is read in parts, not at a start."""
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
 
 
 class ScanStore:

@@ -320,7 +320,8 @@ def _message_batch(stored: StoredBatch, request: Request) -> dict[str, Any]:
 
 def _result_of_row(line: int, data: bytes, given: Iterator[RawLine]) -> dict[str, Any]:
     """Return the result of a row; an error names the places of the request that is `given`."""
-    row, request = from_json(data), {}
+    row = from_json(data)
+    request: dict[str, Any] = {}
     if row_error(row) is not None:
         request = next((from_json(raw.data) for raw in given if raw.number == line), request)
     return vendor_row("anthropic", request, row)

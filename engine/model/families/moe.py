@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from ...kernels.experts import Scoring
 from ..config.architecture import NO_ROPE, Architecture, Experts, NormNames, WeightNames
 from ..config.hf_config import ConfigFields, UnsupportedConfig
 from ..config.rope import Sections, make_rope, read_rope
@@ -128,7 +129,7 @@ def _hy_v3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 def _cohere2_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     dense, width = fields.get("first_k_dense_replace") or 0, fields.count("intermediate_size")
-    scoring = {"softmax": "softmax_chosen", "sigmoid": "sigmoid"}
+    scoring: dict[str, Scoring] = {"softmax": "softmax_chosen", "sigmoid": "sigmoid"}
     scales = {"average": 0.5, "sum": 1.0}
     chosen = fields.get("expert_selection_fn", "softmax")
     combined = fields.get("shared_expert_combination_strategy", "average")
