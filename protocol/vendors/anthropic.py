@@ -5,11 +5,11 @@ A part or field that has no counterpart stays as it is, so that the chat's valid
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from ..json_printing import json_text
+from .error_names import ErrorNames, Origin
 
 _SYSTEM: Final = "system"
 # Fields that are read by name, and those without an effect on the answer.
@@ -26,16 +26,16 @@ _RESULT: Final = "tool_result"
 # Types of an assistant's blocks that are not parts of its chat message.
 _NO_PARTS: Final = ("tool_use", "thinking", "redacted_thinking")
 # Fields of a chat, by which its errors name those of a request for a message.
-_NAMES: Final = {
-    "stop": "stop_sequences",
-    "thinking_token_budget": "thinking.budget_tokens",
-    "thinkingConfig": "thinking",
-    "response_format.json_schema.schema": "output_config.format.schema",
-    "response_format": "output_config.format",
-    "prompt": "messages",
-}
-_NAME: Final = re.compile(f"`({'|'.join(map(re.escape, _NAMES))})(?=[`.])")
-_PLACE: Final = re.compile(r"\bmessages\.([0-9]+)(?:(\.content)(?:\.([0-9]+))?)?")
+_NAMES: Final = ErrorNames(
+    {
+        "stop": "stop_sequences",
+        "thinking_token_budget": "thinking.budget_tokens",
+        "thinkingConfig": "thinking",
+        "response_format.json_schema.schema": "output_config.format.schema",
+        "response_format": "output_config.format",
+        "prompt": "messages",
+    }
+)
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -66,50 +66,33 @@ def error_of_message(text: str, body: Any) -> str:
 
     Without its `body`, places are those of the chat.
     """
-    origins: list[_Origin] = []
-
-    def place(match: re.Match[str]) -> str:
-        if not origins and isinstance(body, Mapping):
-            origins.extend(_origins(body))
-        number, field, part = match.groups()
-        if int(number) >= len(origins):
-            return match[0]
-        found, blocks = origins[int(number)]
-        if part is not None and int(part) < len(blocks):
-            part = str(blocks[int(part)])
-        if found == _SYSTEM:
-            field = ""
-        return ".".join([found + (field or ""), *([] if part is None else [part])])
-
-    return _PLACE.sub(place, _NAME.sub(lambda match: f"`{_NAMES[match[1]]}", text))
+    return _NAMES.apply(text, [*_origins(body)] if isinstance(body, Mapping) else ())
 
 
-_Origin = tuple[str, Sequence[int]]
-"""Place of a chat message in its request, and the numbers of the blocks that are its parts."""
-
-
-def _origins(body: Mapping[str, Any]) -> Iterator[_Origin]:
+def _origins(body: Mapping[str, Any]) -> Iterator[Origin]:
     """Yield the origin of each message of a request's chat."""
     if body.get(_SYSTEM) not in (None, "", []):
-        yield _SYSTEM, ()
+        yield Origin(_SYSTEM, _SYSTEM, ())
     messages = body.get("messages")
     for number, message in enumerate(messages if isinstance(messages, list) else ()):
         place, content = f"messages.{number}", None
         if isinstance(message, dict) and message.get("role"):
             content = message.get("content")
         if not isinstance(content, list):
-            yield place, ()
+            yield Origin(place, f"{place}.content", ())
             continue
         kinds = [block.get("type") if isinstance(block, dict) else None for block in content]
         if message["role"] == "assistant":
-            yield place, [i for i, kind in enumerate(kinds) if kind not in _NO_PARTS]
+            parts = [i for i, kind in enumerate(kinds) if kind not in _NO_PARTS]
+            yield Origin(place, f"{place}.content", parts)
             continue
         for i, kind in enumerate(kinds):
             if kind == _RESULT:
-                yield f"{place}.content.{i}", ()
+                result = f"{place}.content.{i}"
+                yield Origin(result, f"{result}.content", ())
         others = [i for i, kind in enumerate(kinds) if kind != _RESULT]
         if others or not content:
-            yield place, others
+            yield Origin(place, f"{place}.content", others)
 
 
 def _messages(message: Any) -> Iterator[Any]:

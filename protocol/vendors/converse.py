@@ -5,7 +5,6 @@ It has the parts of Anthropic's messages under other names.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from ..json_printing import json_text
 from ..parts import AUDIO_URL, INPUT_AUDIO
 from .anthropic import chat_of_message, error_of_message
 from .anthropic_answers import message_of_chat
+from .error_names import ErrorNames
 
 _PARAMETERS: Final = {
     "maxTokens": "max_tokens",
@@ -23,12 +23,13 @@ _PARAMETERS: Final = {
     "stopSequences": "stop_sequences",
 }
 # Fields of a request for a message, by which errors name those of Converse's form.
-_NAMES: Final = {
-    **{name: f"inferenceConfig.{own}" for own, name in reversed(_PARAMETERS.items())},
-    "tools": "toolConfig.tools",
-    "tool_choice": "toolConfig.toolChoice",
-}
-_NAME: Final = re.compile(f"`({'|'.join(_NAMES)})(?=[`.])")
+_NAMES: Final = ErrorNames(
+    {
+        **{name: f"inferenceConfig.{own}" for own, name in reversed(_PARAMETERS.items())},
+        "tools": "toolConfig.tools",
+        "tool_choice": "toolConfig.toolChoice",
+    }
+)
 _ADDITIONAL: Final = "additionalModelRequestFields"
 # Fields that are read by name, and those without an effect on the answer.
 _READ: Final = ("messages", "system", "inferenceConfig", "toolConfig", _ADDITIONAL)
@@ -56,8 +57,7 @@ def chat_of_converse(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def error_of_converse(text: str, body: Mapping[str, Any]) -> str:
     """Return an error of a request's chat with the names and places of the request."""
-    text = error_of_message(text, _message_body(body))
-    return _NAME.sub(lambda match: f"`{_NAMES[match[1]]}", text)
+    return _NAMES.apply(error_of_message(text, _message_body(body)))
 
 
 def _message_body(body: Mapping[str, Any]) -> dict[str, Any]:

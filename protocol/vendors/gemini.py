@@ -15,6 +15,7 @@ from ..json_printing import json_text
 from ..parts import AUDIO_URL, FILE, IMAGE_URL
 from ..reasoning_fields import reasoning_of
 from .anthropic_answers import arguments_of, call_text
+from .error_names import ErrorNames, Origin
 
 _PARAMETERS: Final = {
     "temperature": "temperature",
@@ -30,18 +31,18 @@ _PARAMETERS: Final = {
     "logprobs": "top_logprobs",
 }
 # Fields of a chat, by which its errors name those of a request for contents.
-_NAMES: Final = {
-    **{name: f"generationConfig.{own}" for own, name in _PARAMETERS.items()},
-    "thinking_token_budget": "generationConfig.thinkingConfig.thinkingBudget",
-    "reasoning_effort": "generationConfig.thinkingConfig.thinkingLevel",
-    "response_format.json_schema.schema": "generationConfig.responseSchema",
-    "response_format": "generationConfig.responseMimeType",
-    "tool_choice": "toolConfig",
-    "messages": "contents",
-    "prompt": "contents",
-}
-_NAME: Final = re.compile(f"`({'|'.join(map(re.escape, _NAMES))})(?=[`.])")
-_PLACE: Final = re.compile(r"\bmessages\.([0-9]+)(?:(\.content)(?:\.([0-9]+))?)?")
+_NAMES: Final = ErrorNames(
+    {
+        **{name: f"generationConfig.{own}" for own, name in _PARAMETERS.items()},
+        "thinking_token_budget": "generationConfig.thinkingConfig.thinkingBudget",
+        "reasoning_effort": "generationConfig.thinkingConfig.thinkingLevel",
+        "response_format.json_schema.schema": "generationConfig.responseSchema",
+        "response_format": "generationConfig.responseMimeType",
+        "tool_choice": "toolConfig",
+        "messages": "contents",
+        "prompt": "contents",
+    }
+)
 _SYSTEM: Final = "systemInstruction"
 # Fields that are read by name, and those without an effect on the answer.
 _READ: Final = ("contents", _SYSTEM, "generationConfig", "tools", "toolConfig")
@@ -98,23 +99,13 @@ def error_of_contents(text: str, request: Mapping[str, Any]) -> str:
     """Return an error of a request's chat with the names and places of the request."""
     fields = _camel(request)
     given = fields.get("contents")
-    origins: list[tuple[str, list[int]]] = [
-        (_SYSTEM, []) for _ in _all_messages(fields.get(_SYSTEM), [])
-    ]
+    system = Origin(_SYSTEM, f"{_SYSTEM}.parts", ())
+    origins = [system for _ in _all_messages(fields.get(_SYSTEM), [])]
     for number, content in enumerate(given if isinstance(given, list) else ()):
-        origin = f"contents.{number}", _numbers_of_parts(content)
+        place = f"contents.{number}"
+        origin = Origin(place, f"{place}.parts", _numbers_of_parts(content))
         origins += [origin for _ in _messages(content, _CallIds())]
-
-    def place(match: re.Match[str]) -> str:
-        number, field, part = match.groups()
-        if int(number) >= len(origins):
-            return match[0]
-        found, parts = origins[int(number)]
-        if part is not None and int(part) < len(parts):
-            part = str(parts[int(part)])
-        return ".".join([found, *(["parts"] if field else []), *([part] if part else [])])
-
-    return _NAME.sub(lambda match: f"`{_NAMES[match[1]]}", _PLACE.sub(place, text))
+    return _NAMES.apply(text, origins)
 
 
 def _numbers_of_parts(content: Any) -> list[int]:

@@ -305,7 +305,7 @@ def test_an_end_that_others_notice_is_reported_by_its_rank() -> None:
         (torch.OutOfMemoryError("no\nmore"), Failed(f"it ran out of memory{LESS}: no")),
         (MemoryError(), Failed(f"it ran out of memory{LESS}: MemoryError")),
         (EngineError("odd weights"), Failed("odd weights")),
-        (KeyError("a"), Failed("KeyError: 'a'")),
+        (KeyError("a"), Failed("KeyError: the key 'a' is missing")),
         (RuntimeError("closed"), Failed("RuntimeError: closed", is_own=False)),
     ],
 )

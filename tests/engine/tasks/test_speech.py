@@ -145,7 +145,7 @@ def test_other_speech_models_are_refused_by_name(kind: str, tmp_path: Path) -> N
     config = {"model_type": kind, "text_config": {"model_type": "llama"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     settings = EngineConfig(str(tmp_path), device="cpu")
-    words = f"model type '{kind}' is not supported: it is a speech model; of these only"
+    words = f"model type '{kind}' is not supported: it is a speech model; only Whisper"
     with pytest.raises(EngineError, match=words):
         find_task(tmp_path, settings).load(settings, folder=tmp_path, chat_template=None)
     assert endpoints_of(settings) is None  # a run leaves the refusal to the load
