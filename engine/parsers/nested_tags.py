@@ -24,12 +24,8 @@ class NestedTags(CallTags):
     items.
     """
 
-    def _function(self, stream: TextStream) -> CallsCoroutine:
-        """Parse the rest of a function's tag: the name, and the arguments as a JSON text."""
-        name = yield from stream.read_name()
-        if not name or not (yield from stream.accept(self.name_end)):
-            return None
-        arguments = CallArguments(stream, name)
+    def _parameters(self, stream: TextStream, arguments: CallArguments) -> CallsCoroutine:
+        """Parse the elements of a call, and its end."""
         while True:
             yield from stream.skip_space()
             if not (yield from stream.peek(1)) or (yield from stream.accept_end(self.function_end)):

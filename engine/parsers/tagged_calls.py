@@ -221,14 +221,17 @@ class CallTags:
         return None
 
     def _function(self, stream: TextStream) -> CallsCoroutine:
-        """Parse the rest of a function's tag: the name, and the arguments as a JSON text.
-
-        A value is a string unless the function's schema allows another type that matches.
-        """
+        """Parse the rest of a function's tag: the name, and the arguments as a JSON text."""
         name = yield from stream.read_name()
         if not name or not (yield from stream.accept(self.name_end)):
             return None
-        arguments = CallArguments(stream, name)
+        return (yield from self._parameters(stream, CallArguments(stream, name)))
+
+    def _parameters(self, stream: TextStream, arguments: CallArguments) -> CallsCoroutine:
+        """Parse the parameters of a call, and its end.
+
+        A value is a string unless the function's schema allows another type that matches.
+        """
         while True:
             yield from stream.skip_space()
             if not (yield from stream.accept_end(self.parameter)):
