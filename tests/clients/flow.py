@@ -122,7 +122,7 @@ def cancel_on_the_way(client: openai.OpenAI, path: Path, bodies: Sequence[dict[s
             bool(batch.request_counts and batch.request_counts.completed) or has_ended(batch)
         ),
     )
-    assert batch.status == "in_progress"
+    assert batch.status == "in_progress", batch
     assert client.batches.cancel(batch.id).status in {"cancelling", "cancelled"}
     batch = poll(client, batch, has_ended)
     assert batch.status == "cancelled"

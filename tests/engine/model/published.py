@@ -93,6 +93,33 @@ _GPT_OSS: dict[str, Any] = {
     "tie_word_embeddings": False,
     "vocab_size": 201_088,
 }
+_LLAMA3 = _LLAMA | {
+    "max_position_embeddings": 131_072,
+    "pretraining_tp": 1,
+    "rope_scaling": {
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500_000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 128_256,
+}
+_QWEN2: dict[str, Any] = {
+    "model_type": "qwen2",
+    "attention_dropout": 0.0,
+    "hidden_act": "silu",
+    "max_position_embeddings": 32_768,
+    "max_window_layers": 28,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "sliding_window": 131_072,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": 152_064,
+}
 _OLMO: dict[str, Any] = {
     "attention_bias": False,
     "hidden_act": "silu",
@@ -199,6 +226,94 @@ BENCHMARK: dict[str, tuple[dict[str, Any], float]] = {
     "gpt-oss-120b": (_GPT_OSS | sizes(2880, 2880, 36, 64, 8, num_local_experts=128), 116.83),
 }
 OTHERS: dict[str, tuple[dict[str, Any], float]] = {
+    "Llama-3.1-8B-Instruct": (_LLAMA3 | sizes(4096, 14_336, 32, 32, 8), 8.03),
+    "Llama-3.2-1B-Instruct": (
+        _LLAMA3
+        | {"rope_scaling": _LLAMA3["rope_scaling"] | {"factor": 32.0}, "head_dim": 64}
+        | sizes(2048, 8192, 16, 32, 8, tie_word_embeddings=True),
+        1.236,
+    ),
+    "Mistral-7B-Instruct-v0.3": (
+        {
+            "model_type": "mistral",
+            "attention_dropout": 0.0,
+            "hidden_act": "silu",
+            "max_position_embeddings": 32_768,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1_000_000.0,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "vocab_size": 32_768,
+        }
+        | sizes(4096, 14_336, 32, 32, 8),
+        7.248,
+    ),
+    "Phi-4-mini-instruct": (
+        {
+            "model_type": "phi3",
+            "attention_bias": False,
+            "hidden_act": "silu",
+            "max_position_embeddings": 131_072,
+            "original_max_position_embeddings": 4096,
+            "partial_rotary_factor": 0.75,
+            "rms_norm_eps": 1e-5,
+            "rope_scaling": {
+                "long_factor": [1.0] * 48,
+                "short_factor": [1.0] * 48,
+                "type": "longrope",
+            },
+            "rope_theta": 10_000.0,
+            "sliding_window": 262_144,
+            "tie_word_embeddings": True,
+            "vocab_size": 200_064,
+        }
+        | sizes(3072, 8192, 32, 24, 8),
+        3.836,
+    ),
+    "Qwen2.5-1.5B-Instruct": (
+        _QWEN2 | sizes(1536, 8960, 28, 12, 2, tie_word_embeddings=True, vocab_size=151_936),
+        1.544,
+    ),
+    "Qwen2.5-7B-Instruct": (_QWEN2 | sizes(3584, 18_944, 28, 28, 4), 7.616),
+    "Qwen2.5-VL-7B-Instruct": (
+        _QWEN2
+        | {
+            "model_type": "qwen2_5_vl",
+            "image_token_id": 151_655,
+            "max_position_embeddings": 128_000,
+            "rope_scaling": {"mrope_section": [16, 24, 24], "type": "mrope"},
+            "sliding_window": 32_768,
+            "vision_config": {"hidden_size": 1280, "out_hidden_size": 3584},
+        }
+        | sizes(3584, 18_944, 28, 28, 4),
+        7.616,
+    ),
+    "Qwen3-VL-2B-Instruct": (
+        {
+            "model_type": "qwen3_vl",
+            "image_token_id": 151_655,
+            "text_config": {
+                "model_type": "qwen3_vl_text",
+                "attention_bias": False,
+                "head_dim": 128,
+                "hidden_act": "silu",
+                "max_position_embeddings": 262_144,
+                "rms_norm_eps": 1e-6,
+                "rope_scaling": {
+                    "mrope_interleaved": True,
+                    "mrope_section": [24, 20, 20],
+                    "rope_type": "default",
+                },
+                "rope_theta": 5_000_000,
+                "tie_word_embeddings": True,
+                "vocab_size": 151_936,
+                **sizes(2048, 6144, 28, 16, 8),
+            },
+            "tie_word_embeddings": True,
+            "vision_config": {"hidden_size": 1024, "model_type": "qwen3_vl"},
+        },
+        1.72,
+    ),
     "gemma-4-12B-it": (
         gemma4("gemma4_unified", 3840, 15_360, 48, 16, 8, num_global_key_value_heads=1),
         11.9,
