@@ -158,10 +158,11 @@ def _multiply_item(
     row_bytes, panel_bytes = units * WORD_BYTES, units * WIDTH * WORD_BYTES
     block, first = item // groups, item % groups * at_once
     begin, end_tile = len(tiles) * block // blocks, len(tiles) * (block + 1) // blocks
-    # Each tile prefetches its part of the next panel; a single one its own data.
-    step = WIDTH * WORD_BYTES // (end_tile - begin)
-    beyond = AHEAD_BYTES if end_tile - begin == 1 else panel_bytes
-    for panel in range(first, min(first + at_once, (width + count - 1) // count)):
+    # As in `linear`.
+    step, panels = WIDTH * WORD_BYTES // (end_tile - begin), (width + count - 1) // count
+    for panel in range(first, min(first + at_once, panels)):
+        is_last = panel + 1 == panels
+        beyond = AHEAD_BYTES if end_tile - begin == 1 else 0 if is_last else panel_bytes
         place, column = packed + panel * panel_bytes, panel * count
         for tile in range(begin, end_tile):
             start, stop, owner = tiles[tile]

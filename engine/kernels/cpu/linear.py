@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import llvmlite.binding
 import numpy as np
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ from .linear_panels import (
     WORD_BYTES,
     multiply_panel,
 )
-from .simd import HAS_PAIR_PRODUCT, LANES
+from .simd import HAS_PAIR_PRODUCT, HAS_VECTORS, HAS_WIDE_VECTORS, LANES
 from .thread_pool import parallel_for, pool_size, shared_pool
 
 # L2 cache budget of a block of rows.
@@ -41,14 +40,14 @@ AHEAD_BYTES = 4096
 NO_MORE = (0, 0, 0, 0)
 NO_SCALES = 0
 _weights = WeightBlocks()
-HAS_VECTORS = llvmlite.binding.get_host_cpu_features().get("avx512f", False)
 
 
 def supports(dtype: torch.dtype) -> bool:
     """Return whether the kernel supports this dtype on this CPU and is faster than oneDNN."""
     if dtype == torch.bfloat16:
         # torch has no public function for it; with AMX oneDNN multiplies tiles in one instruction.
-        return HAS_PAIR_PRODUCT and not torch.cpu._is_amx_tile_supported()  # noqa: SLF001
+        is_best = HAS_PAIR_PRODUCT or not HAS_WIDE_VECTORS
+        return HAS_VECTORS and is_best and not torch.cpu._is_amx_tile_supported()  # noqa: SLF001
     return dtype == torch.float32 and HAS_VECTORS
 
 
@@ -208,10 +207,11 @@ def _multiply_item(item: Any, like: Any, cut: Any, places: Any, shape: Any, end:
     block, first = item // groups, item % groups * at_once
     start, stop = rows * block // blocks, rows * (block + 1) // blocks
     tiles = (stop - start + ROWS - 1) // ROWS
-    # Each tile prefetches its part of the next panel; a single one its own data.
-    step = WIDTH * WORD_BYTES // tiles
-    beyond = AHEAD_BYTES if tiles == 1 else panel_bytes
-    for panel in range(first, min(first + at_once, (width + count - 1) // count)):
+    # Each tile prefetches its part of the next panel; a single one its own data. Prefetching memory
+    # that was never written is slow, so the last panel prefetches itself.
+    step, panels = WIDTH * WORD_BYTES // tiles, (width + count - 1) // count
+    for panel in range(first, min(first + at_once, panels)):
+        beyond = AHEAD_BYTES if tiles == 1 else 0 if panel + 1 == panels else panel_bytes
         place, column = packed + panel * panel_bytes, panel * count
         for tile in range(tiles):
             row = start + (stop - start) * tile // tiles

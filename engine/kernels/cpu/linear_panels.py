@@ -21,8 +21,11 @@ from . import simd
 from .jit_cache import intrinsic
 from .simd import BYTE, FAST, FLOAT, FLOATS, HALVES, INT, INTS, LANES, WORD
 
-# ROWS · COLUMNS accumulators and their operands fill the 32 registers of AVX-512.
-ROWS, COLUMNS = 12, 2
+# Accumulators and their operands fill the 32 registers of AVX-512, or the 16 of AVX2, where a
+# vector takes two.
+COLUMNS = 2
+ACCUMULATORS = 24 if simd.HAS_WIDE_VECTORS else 6
+ROWS = ACCUMULATORS // (COLUMNS if simd.HAS_WIDE_VECTORS else 1)
 WIDTH = COLUMNS * LANES
 WORD_BYTES = 4
 ZERO_POINT = 128
@@ -170,31 +173,44 @@ def _sum(builder: Any, parts: Any, sums: Any, product: _FloatProduct | _Int8Prod
     Each part is the addresses of its rows' words, their number, its panel, and the prefetch
     address and step, if any.
     """
+    at_once = min(COLUMNS, ACCUMULATORS // len(parts[0][0]))
+    for first in range(0, COLUMNS, at_once):
+        _sum_columns(builder, parts, sums, product, range(first, first + at_once))
+
+
+def _sum_columns(
+    builder: Any, parts: Any, sums: Any, product: _FloatProduct | _Int8Product, columns: range
+) -> None:
+    """Write the sums of some columns of vectors."""
     num_rows = len(parts[0][0])
-    totals = [cgutils.alloca_once(builder, product.vector) for _ in range(num_rows * COLUMNS)]
-    for index, total in enumerate(totals):
-        builder.store(product.start(builder, index % COLUMNS), total)
+    totals = {
+        (row, column): cgutils.alloca_once(builder, product.vector)
+        for row in range(num_rows)
+        for column in columns
+    }
+    for (_, column), total in totals.items():
+        builder.store(product.start(builder, column), total)
     for rows, units, panel, soon in parts:
         weights = builder.inttoptr(panel, INT.as_pointer())
         with cgutils.for_range(builder, units) as loop:
             at = builder.mul(loop.index, _word(WIDTH))
-            words = [
-                simd.load(builder, weights, builder.add(at, _word(column * LANES)), INTS)
-                for column in range(COLUMNS)
-            ]
-            if soon is not None:
+            words = {
+                column: simd.load(builder, weights, builder.add(at, _word(column * LANES)), INTS)
+                for column in columns
+            }
+            if soon is not None and not columns.start:
                 ahead, step = soon
                 first = builder.add(ahead, builder.mul(step, loop.index))
                 for place in (first, builder.add(first, builder.lshr(step, _word(1)))):
                     _ask_for(builder, place)
             for row, place in enumerate(rows):
                 x = simd.splat(builder, builder.load(builder.gep(place, [loop.index])), INTS)
-                for column, word in enumerate(words):
-                    total = totals[row * COLUMNS + column]
+                for column, word in words.items():
+                    total = totals[row, column]
                     builder.store(product.add(builder, builder.load(total), x, word), total)
-    for index, total in enumerate(totals):
-        scaled = product.scaled(builder, builder.load(total), *divmod(index, COLUMNS))
-        simd.store(builder, scaled, sums, _word(index * LANES))
+    for (row, column), total in totals.items():
+        scaled = product.scaled(builder, builder.load(total), row, column)
+        simd.store(builder, scaled, sums, _word(row * WIDTH + column * LANES))
 
 
 def _ask_for(builder: Any, address: Any) -> None:

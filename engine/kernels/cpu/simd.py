@@ -27,8 +27,12 @@ FLOATS, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
 # Reordering and fusing: as `jit_cache.FAST_MATH`.
 FAST = ("reassoc", "contract", "arcp", "nsz")
 BYTES = ir.VectorType(BYTE, 4 * LANES)
-HAS_INT8_PRODUCT = llvmlite.binding.get_host_cpu_features().get("avx512vnni", False)
-HAS_PAIR_PRODUCT = llvmlite.binding.get_host_cpu_features().get("avx512bf16", False)
+_FEATURES = llvmlite.binding.get_host_cpu_features()
+# Sixteen numbers are one register of AVX-512, or two of AVX2.
+HAS_WIDE_VECTORS = _FEATURES.get("avx512f", False)
+HAS_VECTORS = HAS_WIDE_VECTORS or (_FEATURES.get("avx2", False) and _FEATURES.get("fma", False))
+HAS_INT8_PRODUCT = _FEATURES.get("avx512vnni", False)
+HAS_PAIR_PRODUCT = _FEATURES.get("avx512bf16", False)
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no types
