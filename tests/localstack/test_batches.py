@@ -95,7 +95,7 @@ def num_rows_of(aws: Aws, deployment: Deployment, batch: Batch) -> int:
 
 def wait_until(aws: Aws, deployment: Deployment, key: str, holds: Callable[[Batch], bool]) -> Batch:
     """Return the batch of a dropped key as soon as something holds for it."""
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         for batch_id in aws.run(active_ids(deployment.table)):
             batch = aws.run(deployment.table.get_batch(batch_id))
@@ -198,7 +198,7 @@ def test_a_newer_upload_of_a_key_replaces_the_older_batch(
     cloud.drop("twice", lines(400))
     older = wait_until(aws, deployment, "twice", lambda batch: batch.num_shards > 0)
     cloud.drop("twice", lines(5))
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 600
     while len(cloud.rows("twice")) != 5 and time.monotonic() < deadline:
         time.sleep(0.1)
     report = cloud.wait("twice")

@@ -29,7 +29,7 @@ def watchdog() -> Any:
 
 def wait_for(condition: Callable[[], object]) -> None:
     """Wait for what another process does."""
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)

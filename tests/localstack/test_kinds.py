@@ -43,7 +43,7 @@ name = "tidemill-speech"
 gpu = "t4"
 args = ["--model", "{speech}"]
 """
-SECONDS = 180
+SECONDS = 600
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
 MIXED = [

@@ -55,7 +55,7 @@ from tidemill.sdk.engine import Engine
 ROOT = Path(__file__).parents[2]
 MODEL = "tidemill-demo"
 EXAMPLE = (ROOT / "examples" / "demo.jsonl").read_bytes()
-SECONDS = 180
+SECONDS = 600
 NUM_UPGRADE_LINES = 800
 SLOW = ("--max-num-seqs=1", "--max-inflight=1")
 

@@ -280,7 +280,7 @@ def test_a_file_becomes_rows_with_every_request_checked(guarded: Guarded) -> Non
             table = guarded.drops.wait("reviews.parquet", seconds=120)
             [(name, worker)] = processes.processes.items()
             worker.kill()
-            deadline = time.monotonic() + 180
+            deadline = time.monotonic() + 600
             while not aws.run(deployment.fleets.get_state(MODEL)).ends:
                 assert time.monotonic() < deadline, "the end of a worker is not counted"
                 time.sleep(0.1)
@@ -388,7 +388,7 @@ def test_the_api_keeps_files_under_its_role(
 
 def wait_for(condition: Callable[[], bool]) -> None:
     """Wait for what other processes do."""
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.5)

@@ -42,7 +42,7 @@ def test_a_child_ends_with_an_owner_that_was_killed() -> None:
         assert owner.stdout is not None
         pid = int(owner.stdout.readline())
         owner.kill()
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 600
     while is_there(pid):
         assert time.monotonic() < deadline
         time.sleep(0.05)
