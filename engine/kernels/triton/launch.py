@@ -84,8 +84,12 @@ def can_call_directly() -> bool:
 
 
 def _options(config: KernelConfig) -> dict[str, Any]:
-    """Return a config's constants, and Triton's options."""
-    return {**config.sizes, "num_warps": config.num_warps, "num_stages": config.num_stages}
+    """Return a config's constants, and Triton's options.
+
+    Triton 3.9 warns that a later version no longer fuses products and sums by default.
+    """
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    return {**config.sizes, **options, "enable_fp_fusion": True}
 
 
 def _launcher_of(
