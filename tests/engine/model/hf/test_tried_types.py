@@ -22,7 +22,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "minicpm3": LATENT,
     "sarvam_mla": SIGMOID_EXPERTS | LATENT | {"q_lora_rank": None},
     "sarvam_moe": SIGMOID_EXPERTS,
-    "youtu": LATENT,
+    "youtu": LATENT | {"head_dim": 8},
 }
 # Their classes have no small models by the common names of fields, or need another package.
 NOT_SMALL = {
