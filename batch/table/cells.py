@@ -168,10 +168,10 @@ def _read(column: pa.Array, how: _Reading) -> list[Any]:
         return found
     if _is_text(kind):
         return [_text(cell, how) for cell in column]
-    if types.is_nested(kind):
-        return _nested(column, how)
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         return _read(decoded(column), how)
+    if types.is_nested(kind):  # from pyarrow 26 also of runs
+        return _nested(column, how)
     if isinstance(kind, pa.BaseExtensionType):
         return _extensions(column, how)
     if types.is_temporal(kind):

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import numba
+import numpy as np
 import pytest
 import torch
 
@@ -62,6 +63,7 @@ def _quick_interpreter() -> None:
     if not options.debug:
         interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
     core.tensor.__init__ = _init_of_tensors(core)
+    interpreter.InterpreterBuilder.create_splat = _splat_of(interpreter.TensorHandle)
 
 
 def _patched_once(patch_language: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -88,6 +90,18 @@ def _looked_up_once(numpy_dtype: Callable[[Any], Any], core: Any) -> Callable[[A
         return found(scalar) if type(scalar) is core.dtype else numpy_dtype(kind)
 
     return dtype_of
+
+
+def _splat_of(handle: Any) -> Callable[[Any, Any, Any], Any]:
+    """Return the builder's `create_splat`, by which a number's comparison stays a mask.
+
+    Triton labels comparisons with their operands' type; from 3.9 loads refuse masks of that type.
+    """
+
+    def create_splat(_builder: Any, kind: Any, arg: Any) -> Any:
+        return handle(np.full(kind.shape, arg.data, arg.data.dtype), arg.dtype.scalar)
+
+    return create_splat
 
 
 def _init_of_tensors(core: Any) -> Callable[[Any, Any, Any], None]:

@@ -47,6 +47,12 @@ def install() -> None:
     # Triton's own key depends on the program `file`, which an image does not have: kernels compiled
     # with it would not be found without it.
     build.platform_key = lambda: f"{platform.machine()},{platform.system()}"
+    # From 3.8 it also depends on the folder of the driver's library, which a builder does not have.
+    if hasattr(build, "_get_cache_manager"):
+        by_config = build._get_cache_manager  # noqa: SLF001 - no public function makes keys
+        build._get_cache_manager = lambda src, config: by_config(  # noqa: SLF001
+            src, {**config, "library_dirs": None}
+        )
 
 
 def _prebuilt_folder(key: str) -> Path | None:

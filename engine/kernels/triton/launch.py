@@ -27,7 +27,7 @@ from .tuned_tiles import KernelConfig
 # Dtypes of the activations that kernels take.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Versions of Triton whose compiled kernels can be called directly.
-DIRECT_VERSIONS = ("3.7.",)
+DIRECT_VERSIONS = ("3.7.", "3.8.", "3.9.")
 # Compiled kernels that are kept: models use some hundreds.
 MOST_COMPILED = 8192
 INT32, INT64 = 1 << 31, 1 << 63
@@ -84,8 +84,12 @@ def can_call_directly() -> bool:
 
 
 def _options(config: KernelConfig) -> dict[str, Any]:
-    """Return a config's constants, and Triton's options."""
-    return {**config.sizes, "num_warps": config.num_warps, "num_stages": config.num_stages}
+    """Return a config's constants, and Triton's options.
+
+    Triton 3.9 warns that a later version no longer fuses products and sums by default.
+    """
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    return {**config.sizes, **options, "enable_fp_fusion": True}
 
 
 def _launcher_of(
@@ -121,7 +125,8 @@ def _launcher_of(
     )
     scope = dict(zip(("run", "function", "metadata"), parts, strict=True))
     scope |= {"constants": tuple(constants[name] for name in names), "Tensor": Tensor}
-    scope |= {"Parameter": Parameter}
+    # Triton 3.8 and later unload a compiled kernel that nothing refers to.
+    scope |= {"Parameter": Parameter, "kernel": returned}
     scope |= {_name_of(arg.dtype): arg.dtype for arg in args if isinstance(arg, Tensor)}
     exec(source, scope)  # noqa: S102 - of types and numbers alone: a loop takes three times as long
     return scope["launcher"]

@@ -13,15 +13,15 @@ SPEECH = "it is a speech model; only Whisper's family and Qwen2-Audio read recor
 REFUSED_TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "layers keep a state other than a KV cache (linear attention, Mamba, convolutions)": (
-            *("bailing_hybrid", "falcon_mamba", "inkling2_text", "inkling_text"),
-            *("jamba", "kimi_linear", "lfm3", "mamba", "minimax", "olmo_hybrid"),
-            *("recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya"),
+            *("bailing_hybrid", "falcon_mamba", "inkling2_loop_text", "inkling2_text"),
+            *("inkling_text", "jamba", "kimi_linear", "lara_mini", "lfm3", "mamba", "minimax"),
+            *("olmo_hybrid", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya"),
         ),
         "layers attend to a selection of tokens (sparse attention)": (
             *("axk2", "deepseek_v32", "deepseek_v4", "dots3_note", "dots3_note_text"),
-            *("glm_moe_dsa", "hy_v4", "qwen4_exp", "qwen4_exp_text"),
+            *("glm_moe_dsa", "hy_v4", "hy_v4_vl", "hy_v4_vl_text", "qwen4_exp", "qwen4_exp_text"),
         ),
-        "a layer calls attention more than once": ("diffllama", "hrm_text"),
+        "a layer calls attention more than once": ("diffllama", "dory", "hrm_text"),
         OWN_CODE: (
             *("bloom", "blt", "codegen", "cpmant", "git", "gpt_neo", "gpt_neox_japanese"),
             *("gptj", "mpt", "openai-gpt", "reformer", "xglm", "xlnet"),
@@ -35,9 +35,9 @@ REFUSED_TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *("granite_speech", "granite_speech5_ctc", "granite_speech_plus", "hubert"),
             *("kyutai_speech_to_text", "lasr_ctc", "moonshine", "moonshine_streaming"),
             *("moss_transcribe_diarize", "nemo_speechlm", "nemotron3_5_asr"),
-            *("nemotron_asr_streaming", "parakeet_ctc", "parakeet_rnnt", "parakeet_tdt"),
-            *("qwen3_asr", "seamless_m4t", "seamless_m4t_v2", "sew", "sew-d"),
-            *("speech-encoder-decoder", "speech_to_text", "speecht5", "unispeech"),
+            *("nemotron_asr_streaming", "omniasr", "omniasr_ctc", "parakeet_ctc"),
+            *("parakeet_rnnt", "parakeet_tdt", "qwen3_asr", "seamless_m4t", "seamless_m4t_v2"),
+            *("sew", "sew-d", "speech-encoder-decoder", "speech_to_text", "speecht5", "unispeech"),
             *("unispeech-sat", "vibevoice", "vibevoice_asr", "voxtral", "voxtral_realtime"),
             *("wav2vec2", "wav2vec2-bert", "wav2vec2-conformer", "wavlm"),
         ),

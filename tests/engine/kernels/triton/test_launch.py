@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from types import FrameType, SimpleNamespace
 from typing import Any
+from weakref import ReferenceType, ref
 
 import pytest
 import torch
@@ -22,6 +23,10 @@ from tidemill.engine.kernels.triton.tuned_tiles import KernelConfig
 CONFIG = KernelConfig({"ROWS": 16}, 4, 2)
 
 
+class Compiled(SimpleNamespace):
+    """A compiled kernel, which can be referred to weakly."""
+
+
 class Kernel:
     """A kernel that counts the calls through Triton and those of its compiled launcher."""
 
@@ -31,16 +36,19 @@ class Kernel:
     def __init__(self, missing: str = "") -> None:
         self.through_triton: list[tuple[Any, ...]] = []
         self.direct: list[tuple[Any, ...]] = []
+        self.compiled: list[ReferenceType[Compiled]] = []
         self._missing = missing
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         """Return the call that compiles and launches."""
 
-        def call(*args: Any, **constants: Any) -> SimpleNamespace:
+        def call(*args: Any, **constants: Any) -> Compiled:
             self.through_triton.append((grid, args, constants))
             parts = {"run": self._run, "function": "function", "packed_metadata": "metadata"}
             parts.pop(self._missing, None)
-            return SimpleNamespace(**parts)
+            compiled = Compiled(**parts)
+            self.compiled.append(ref(compiled))
+            return compiled
 
         return call
 
@@ -94,6 +102,14 @@ def test_later_launches_call_the_compiled_kernel() -> None:
     hooks = None, None, None
     arguments = x.data_ptr() + 64, 32, 0.25, True, 8, 16
     assert kernel.direct == [(3, 1, 1, 7, "function", "metadata", *hooks, *arguments)]
+
+
+def test_a_kernel_that_is_called_directly_is_not_collected() -> None:
+    """Triton 3.8 and later unload a compiled kernel then."""
+    kernel = Kernel()
+    run(kernel, torch.zeros(64), 48)
+    [compiled] = kernel.compiled
+    assert compiled() is not None
 
 
 @pytest.mark.parametrize(
@@ -165,7 +181,8 @@ def test_unknown_parts_are_launched_by_triton(missing: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "is_known"), [("3.6.0", False), ("3.7.1", True), ("3.5.9", False), ("3.8.0", False)]
+    ("version", "is_known"),
+    [("3.6.0", False), ("3.7.1", True), ("3.8.0", True), ("3.9.0", True), ("3.10.0", False)],
 )
 def test_only_known_versions_are_called_directly(
     version: str, monkeypatch: pytest.MonkeyPatch, *, is_known: bool
