@@ -19,6 +19,8 @@ from tidemill.engine.model.network.kv_cache_size import KVCacheSize
 from tidemill.engine.model.network.loaded_model import LoadedModel
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 # Adapters of all modules, of some modules at an odd rank, and of one half of a gate.
 TARGETS = (ALL, ("q_proj", "v_proj", "qkv_proj"), ("up_proj", "down_proj"))
 RANKS = (4, 3, 8)
@@ -59,7 +61,7 @@ def test_greedy_tokens_are_those_of_merged_weights(
         admission=admission,
     )
     core = make_core(model, KVCacheSize(21, model.max_model_len), config)
-    work = [(prompt, number) for prompt in prompts(8) for number in range(len(networks))]
+    work = [(prompt, number) for prompt in prompts(5) for number in range(len(networks))]
     sampling = Sampling(temperature=0, logprobs=0)
     sequences = [
         core.add(SequenceRequest(prompt, NEW_TOKENS, sampling, adapter=number))
