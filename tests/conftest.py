@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -175,6 +176,31 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
     if warm_starts is not None:
         warm_starts.start_wanted()
     close_unused(None if nextitem is None else nextitem.path)
+
+
+@pytest.fixture(scope="module")
+def proved() -> Iterator[None]:
+    """Take models that a file loads as proved, as a second load does: for tests of something else.
+
+    The comparison with transformers is most of a tiny model's load; tests/engine/model and
+    `make test-all` make it.
+    """
+    if warm_start.COLD_VARIABLE in os.environ:
+        yield
+        return
+    loadings = [
+        import_module(f"tidemill.engine.model.{name}")
+        for name in (
+            *("loading", "encoders.loading", "encoders.two_towers_loading", "speech.loading"),
+        )
+    ]
+    passed = import_module("tidemill.engine.model.native").ParityResult(
+        holds=True, distance=0.0, num_layers=None
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        for loading in loadings:
+            patch.setattr(loading, "run_once", lambda *_: passed)
+        yield
 
 
 @pytest.fixture(autouse=True)

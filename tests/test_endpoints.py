@@ -26,6 +26,8 @@ from tidemill.protocol.contract import Reply, Served
 from tidemill.protocol.routes import ENDPOINTS, find_route
 from tools.demo.train_reranker import assemble, base_path
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/reference/endpoints.md").read_text(encoding="utf-8")
 TEXT = PAGE + (ROOT / "tests/endpoint_bodies.md").read_text(encoding="utf-8")

@@ -92,12 +92,12 @@ def test_the_example_file_is_run(typed: Type) -> None:
 
 def test_a_large_file_is_uploaded_to_the_storage(typed: Type) -> None:
     """It is uploaded in parts by presigned URLs; its rows come back complete and in order."""
-    file = write("in.jsonl", *(line(str(number), prompt="x" * 10**6) for number in range(20)))
+    file = write("in.jsonl", *(line(str(number), prompt="x" * 10**6) for number in range(10)))
     result = typed("submit", file, "--wait", "--json")
     assert result.status == 0, result.err
-    assert custom_ids("in.output.jsonl") == [str(number) for number in range(20)]
+    assert custom_ids("in.output.jsonl") == [str(number) for number in range(10)]
     ended = result.values[-1]
-    assert ended["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
+    assert ended["request_counts"] == {"total": 10, "completed": 10, "failed": 0}
     assert typed("results", ended["id"], "-o", "again.jsonl").status == 0
     assert Path("again.jsonl").read_bytes() == Path("in.output.jsonl").read_bytes()
 

@@ -36,6 +36,8 @@ from tidemill.protocol.contract import Reply, Served
 from tools.demo.train_reranker import assemble, base_path
 from tools.docs_report import ROOT, Block, blocks_of
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 ADDRESS = "http://127.0.0.1:8000"
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TRANSCRIBER = "$(python -m tidemill.demo.tiny_en)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -16,38 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.warm_start import COLD_VARIABLE
-
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
     numba.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def proved() -> Iterator[None]:
-    """Take models that a file loads as proved, as a second load does: for tests of something else.
-
-    The comparison with transformers is most of a tiny model's load; tests/engine/model and
-    `make test-all` make it.
-    """
-    if COLD_VARIABLE in os.environ:
-        yield
-        return
-    loadings = [
-        import_module(f"tidemill.engine.model.{name}")
-        for name in (
-            *("loading", "encoders.loading", "encoders.two_towers_loading", "speech.loading"),
-        )
-    ]
-    passed = import_module("tidemill.engine.model.native").ParityResult(
-        holds=True, distance=0.0, num_layers=None
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        for loading in loadings:
-            patch.setattr(loading, "run_once", lambda *_: passed)
-        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -23,9 +23,9 @@ END = 300
 CODES = ("en", "de", "fr", "es")
 # Name → mels, seconds of a window, whether there are languages, and the text's most tokens.
 SHAPES = {
-    "English alone": (80, 4, False, 64),
-    "many languages": (80, 3, True, 48),
-    "128 bands, as large-v3": (128, 2, True, 64),
+    "English alone": (80, 4, False, 24),
+    "many languages": (80, 3, True, 24),
+    "128 bands, as large-v3": (128, 2, True, 24),
 }
 # So wide that the likeliest tokens differ by far more than rounding.
 SPREAD = 0.3

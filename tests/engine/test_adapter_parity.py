@@ -19,6 +19,8 @@ from tidemill.engine.model.network.kv_cache_size import KVCacheSize
 from tidemill.engine.model.network.loaded_model import LoadedModel
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 # Adapters of all modules, of some modules at an odd rank, and of one half of a gate.
 TARGETS = (ALL, ("q_proj", "v_proj", "qkv_proj"), ("up_proj", "down_proj"))
 RANKS = (4, 3, 8)

@@ -18,6 +18,8 @@ from tidemill.engine.inspection import inspect_model
 from tidemill.engine.load import load_served
 from tidemill.protocol.contract import EngineError
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json")
 MAX_SENTENCE_CHARS = 800
 

@@ -21,7 +21,7 @@ from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 pytestmark = pytest.mark.usefixtures("proved")
 
 QUESTIONS = Path(__file__).parents[1] / "demo" / "questions.jsonl"
-NUM_PROMPTS = 80
+NUM_PROMPTS = 40
 MAX_TOKENS = 24
 SYSTEM = "You are a careful assistant. Answer each question briefly and to the point, please."
 
@@ -47,7 +47,7 @@ def ask_ids(tokenizer: Any) -> list[list[int]]:
     return prompts
 
 
-def test_greedy_output_of_80_prompts_is_transformers_eager_output() -> None:
+def test_greedy_output_of_40_prompts_is_transformers_eager_output() -> None:
     """Token for token, log-probabilities within 1e-3: chunked, prefix-shared and preempted."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -67,7 +67,7 @@ def test_greedy_output_of_80_prompts_is_transformers_eager_output() -> None:
         pass
     stats = work.stats()
     assert stats.preemptions > 0
-    assert stats.cached_tokens > 1000
+    assert stats.cached_tokens > 500
 
     eager = AutoModelForCausalLM.from_pretrained(
         MODEL_PATH, dtype=torch.float32, attn_implementation="eager"

@@ -121,9 +121,9 @@ def peak_bytes(*arguments: str) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux reports the peak")
 def test_memory_does_not_grow_with_the_file(shell: Shell) -> None:
-    """40 MB in lines of a megabyte are checked, sent and fetched in the memory of a few lines."""
+    """24 MB in lines of a megabyte are checked, sent and fetched in the memory of a few lines."""
     short = shell.file(line("a", prompt="x" * 10**6), name="short.jsonl")
-    long = shell.file(*(line(str(n), prompt="x" * 10**6) for n in range(40)), name="long.jsonl")
+    long = shell.file(*(line(str(n), prompt="x" * 10**6) for n in range(24)), name="long.jsonl")
     least = peak_bytes("submit", short, "--wait")
     assert peak_bytes("submit", long, "--wait") < least + 16 * 10**6
 

@@ -26,6 +26,8 @@ from tidemill.engine.errors import ModelRefused
 from tidemill.engine.inspection import inspect_model
 from tidemill.engine.model.endpoint_names import endpoints_of
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 STATE = {"ticket": "Charged twice", "customer": {"tier": "gold"}}
 QUESTIONS: dict[str, Any] = {
     "team": {

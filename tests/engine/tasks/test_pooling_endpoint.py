@@ -19,6 +19,8 @@ from tests.engine.tasks.pooled import TEXTS, Serve, answer, refusal
 from tidemill.engine.endpoints import pooling
 from tidemill.engine.endpoints.dispatcher import Dispatcher
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 NAMES = ("O", "B-PER", "I-PER")
 LABELS: dict[str, Any] = {"id2label": dict(enumerate(NAMES)), "label2id": {}}
 

@@ -27,6 +27,8 @@ from tidemill.engine.errors import ModelRefused
 from tidemill.engine.model.encoders.pooling_config import read_pooling_config
 from tidemill.engine.model.endpoint_names import endpoints_of
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 Pairs = list[dict[str, Any]]
 MLM: dict[str, dict[str, Any]] = {
     "Bert": {},

@@ -28,6 +28,8 @@ from tidemill.engine.model.encoders.eager import check_inputs
 from tidemill.engine.model.encoders.pooling_config import read_pooling_config
 from tidemill.engine.model.endpoint_names import endpoints_of
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 NAMES = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC-X")
 LABELS: dict[str, Any] = {"id2label": dict(enumerate(NAMES)), "label2id": {}}
 STRATEGIES = ("none", "simple", "first", "average", "max")

@@ -92,10 +92,12 @@ def test_a_message_that_two_have_is_run_by_one(rig: Rig) -> None:
 
 def test_what_a_killed_worker_made_durable_is_kept(rig: Rig) -> None:
     """kill -9 loses what was not written yet, and makes no suspects."""
-    work = rig.batch(*[GOOD] * 10, {"wait": 8}, {"wait": 8})
+    gate = rig.folder / "gate"
+    work = rig.batch(*[GOOD] * 10, *[{"gate": str(gate)}] * 2)
     first = rig.start("--lease-seconds", 3, "--visibility-seconds", 4)
     wait_for(lambda: len(work.index()) == 10, lambda: first.log)
     first.kill()
+    gate.touch()
     second = rig.start()
     wait_for(lambda: work.is_done, lambda: second.log)
     assert second.requests() == ["c11", "c12"]

@@ -28,7 +28,7 @@ def test_a_multilingual_model_has_its_features(tmp_path: Path) -> None:
     assert set(hearing.languages) == set(CODES)
     assert hearing.tasks == ("transcribe", "translate")
     assert (hearing.sampling_rate, hearing.window_seconds) == (16_000, 3.0)
-    assert hearing.max_prompt_tokens == 48 // 2 - 1
+    assert hearing.max_prompt_tokens == 24 // 2 - 1
     assert hearing.has_timestamps
     assert hearing.has_word_times
 
