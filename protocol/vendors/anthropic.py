@@ -33,6 +33,7 @@ _NAMES: Final = ErrorNames(
         "thinkingConfig": "thinking",
         "response_format.json_schema.schema": "output_config.format.schema",
         "response_format": "output_config.format",
+        "reasoning_effort": "output_config.effort",
         "prompt": "messages",
     }
 )

@@ -6,8 +6,10 @@ It has the parts of Anthropic's messages under other names.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
+from ..json_bodies import load_json
 from ..json_printing import json_text
 from ..parts import AUDIO_URL, INPUT_AUDIO
 from .anthropic import chat_of_message, error_of_message
@@ -28,11 +30,14 @@ _NAMES: Final = ErrorNames(
         **{name: f"inferenceConfig.{own}" for own, name in reversed(_PARAMETERS.items())},
         "tools": "toolConfig.tools",
         "tool_choice": "toolConfig.toolChoice",
+        "output_config.format.schema": "outputConfig.textFormat.structure.jsonSchema.schema",
+        "output_config.effort": "outputConfig.effort",
     }
 )
 _ADDITIONAL: Final = "additionalModelRequestFields"
+_OUTPUT: Final = "outputConfig"
 # Fields that are read by name, and those without an effect on the answer.
-_READ: Final = ("messages", "system", "inferenceConfig", "toolConfig", _ADDITIONAL)
+_READ: Final = ("messages", "system", "inferenceConfig", "toolConfig", _ADDITIONAL, _OUTPUT)
 _DROPPED: Final = ("schemaVersion", "requestMetadata", "performanceConfig", "serviceTier")
 _BLOCKS: Final = frozenset(
     ("text", "image", "document", "video", "audio", "toolUse", "toolResult", "reasoningContent")
@@ -67,7 +72,7 @@ def _message_body(body: Mapping[str, Any]) -> dict[str, Any]:
     extra = _parameters(_ADDITIONAL, body.get(_ADDITIONAL), {})
     for config in (body.get("inferenceConfig"), extra.pop("inferenceConfig", None)):
         message |= _parameters("inferenceConfig", config, _PARAMETERS)
-    message |= extra
+    message |= extra | _output(body.get(_OUTPUT))
     message["messages"] = _each(body.get("messages"), _message)
     message["system"] = _each(body.get("system"), _block)
     tools = body.get("toolConfig")
@@ -85,6 +90,35 @@ def _message_body(body: Mapping[str, Any]) -> dict[str, Any]:
     elif tools is not None:
         message["tools"] = tools
     return message
+
+
+def _output(config: Any) -> dict[str, Any]:
+    """Return the format and the effort of the output; a configuration of another form stays."""
+    match config:
+        case None:
+            return {}
+        case {"textFormat": None, **others}:
+            return _output(others)
+        case {
+            "textFormat": {
+                "type": "json_schema",
+                "structure": {"jsonSchema": {"schema": schema}},
+            },
+            **others,
+        } if others.keys() <= {"effort"}:
+            form = {"type": "json_schema", "schema": _schema(schema)}
+            return {"output_config": {"format": form, **others}}
+        case {"effort": _, **others} if not others:
+            return {"output_config": config}
+    return {_OUTPUT: config}
+
+
+def _schema(schema: Any) -> Any:
+    """Return a schema, which Converse has as a JSON text; a text that is invalid stays."""
+    if isinstance(schema, str):
+        with suppress(ValueError):
+            return load_json(schema)
+    return schema
 
 
 def _parameters(name: str, config: Any, names: Mapping[str, str]) -> dict[str, Any]:
@@ -169,7 +203,7 @@ def _media(block: Any) -> Any:
 def _tool(tool: Any) -> Any:
     match tool:
         case {"toolSpec": {"name": name, "inputSchema": {"json": schema}} as spec}:
-            described = {"description": spec["description"]} if "description" in spec else {}
+            described = {key: spec[key] for key in ("description", "strict") if key in spec}
             return {"name": name, **described, "input_schema": schema}
     return tool
 
