@@ -5,16 +5,16 @@ It has the parts of Anthropic's messages under other names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from ..json_bodies import load_json
 from ..json_printing import json_text
 from ..parts import AUDIO_URL, INPUT_AUDIO
-from .anthropic import chat_of_message, error_of_message
+from .anthropic import chat_of_message, message_error_at, message_origins
 from .anthropic_answers import message_of_chat
-from .error_names import ErrorNames
+from .error_names import ErrorNames, Origin
 
 _PARAMETERS: Final = {
     "maxTokens": "max_tokens",
@@ -62,7 +62,17 @@ def chat_of_converse(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def error_of_converse(text: str, body: Mapping[str, Any]) -> str:
     """Return an error of a request's chat with the names and places of the request."""
-    return _NAMES.apply(error_of_message(text, _message_body(body)))
+    return converse_error_at(text, [*converse_origins(body)])
+
+
+def converse_error_at(text: str, origins: Sequence[Origin]) -> str:
+    """Return an error of a chat with the names and places of its request."""
+    return _NAMES.apply(message_error_at(text, origins))
+
+
+def converse_origins(body: Mapping[str, Any]) -> Iterator[Origin]:
+    """Yield the origin of each message of a request's chat."""
+    return message_origins(_message_body(body))
 
 
 def _message_body(body: Mapping[str, Any]) -> dict[str, Any]:
