@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
@@ -12,10 +13,8 @@ from tidemill.protocol.errors import InternalError
 from tidemill.protocol.in_thread import LONG_BYTES, in_thread_if_long
 
 from .expected_tokens import NO_TOKENS, ExpectedTokens, expected_tokens
-from .lines import VENDOR_PLACES, Line, LineError, RawLine, parse_line
+from .lines import PLACES_MARK, Line, LineError, RawLine, parse_line
 from .rows import Dialect, RowError, print_malformed, print_reply
-
-_PLACES = f'"{VENDOR_PLACES}"'.encode()
 
 
 class LineResult(NamedTuple):
@@ -61,7 +60,7 @@ async def run_line(
     expected = expected_tokens(line.url, line.body, len(raw.data)) if with_expected else NO_TOKENS
     try:
         reply = await responder.respond(line.url, line.body, line.request_id, created)
-        if reply.status_code != 200 and _PLACES in raw.data:
+        if reply.status_code != 200 and PLACES_MARK in raw.data:
             reply = await _with_own_names(reply, raw)
         began = perf_counter()
         if reply.is_long:
@@ -90,7 +89,7 @@ async def _with_own_names(reply: Reply, raw: RawLine) -> Reply:
     """Return the error of a vendor's line with its names and places."""
     from .vendor_lines import own_error  # late: few lines are a vendor's
 
-    error = await in_thread_if_long(lambda _: own_error(reply.body["error"], raw), raw.data)
+    error = await in_thread_if_long(partial(own_error, reply.body["error"]), raw.data)
     return reply._replace(body={**reply.body, "error": error})
 
 

@@ -40,6 +40,7 @@ from .lines import (
     JSON_WHITE_SPACE,
     MAX_LINE_BYTES,
     METHOD,
+    PLACES_MARK,
     ROW_ERROR,
     VENDOR_PLACES,
     RawLine,
@@ -226,13 +227,15 @@ def _of_model_input(body: dict[str, Any], _: str | None) -> tuple[str | None, di
     return url_of_body(body, CHAT_COMPLETIONS.name), body
 
 
-def own_error(error: dict[str, Any], raw: RawLine) -> dict[str, Any]:
+def own_error(error: dict[str, Any], data: bytes) -> dict[str, Any]:
     """Return the error of a converted line with the names and places of the vendor's line.
 
     The error of any other line is returned as it is.
     """
+    if PLACES_MARK not in data:
+        return error
     with suppress(AttributeError, KeyError, TypeError, ValueError):
-        form, given = load_json(raw.data)[VENDOR_PLACES]
+        form, given = load_json(data)[VENDOR_PLACES]
         origins = [Origin(*each) for each in given]
         renamed = _FORMS[form].error_at
         named = {"message": renamed(error["message"], origins)}
