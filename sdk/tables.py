@@ -44,7 +44,9 @@ def answer_table(
     warn_of_constant_prompt(template, parsed, given.schema.names, "the table")
     # With all columns, because a batch without columns has no number of rows.
     input_batches = given.to_batches(max_chunksize=_BATCH_ROWS)
-    lines = (line for _, some in rendered(template, input_batches) for line in some)
+    lines: Iterator[bytes] = (
+        line for _, some in rendered(template, input_batches) for line in some
+    )
     if (folder := _media_folder(table)) is not None:
         lines = lines_with_media(lines, folder)
     limit = process.max_inflight()

@@ -93,7 +93,8 @@ def _parse_call(stream: TextStream) -> CallsCoroutine:
         return None
     stream.warn(INCOMPLETE)
     stream.at = 0  # the text of written values was discarded
-    end = yield from stream.forward_until((")]", ")\n", *stream.call_ends), stream.emit_arguments)
+    ends = (")]", ")\n", *(stream.call_ends or ()))
+    end = yield from stream.forward_until(ends, stream.emit_arguments)
     stream.push_back((end or "").removeprefix(")"))
     return []
 

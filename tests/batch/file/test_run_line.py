@@ -279,7 +279,7 @@ async def test_an_error_of_a_vendors_line_has_its_names_and_places(
     param = "messages.1.content.1.type"
     error = {"message": f"`{param}` is bad, `max_tokens` too.", "param": param, "code": "c"}
     responder = gives(Reply(400, {"error": error}))
-    for own in ({}, {"vendor_places": 5}):
+    for own in ({"label": 5}, {"vendor_places": 5}):
         given = RawLine(1, json.dumps({**line, **own}).encode())
         request = RawLine(1, request_line(vendor, given))
         answered = await run_line(request, responder, created=0)
