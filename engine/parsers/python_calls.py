@@ -29,6 +29,7 @@ _NAMES = {"true": True, "false": False, "null": None}
 _ESCAPES = dict(zip("\n\\'\"abfnrtv", ("", "\\", "'", '"', *"\a\b\f\n\r\t\v"), strict=True))
 _CODE_SIZES = {"x": 2, "u": 4, "U": 8}
 _HEX = re.compile(r"[0-9A-Fa-f]+")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _OCTAL = re.compile(r"[0-7]{1,3}")
 
 _Write = Callable[[str], None]
@@ -134,7 +135,7 @@ def _pass_value(stream: TextStream, write: _Write, depth: int = 0) -> _ScanCorou
     text = yield from _read_expression(stream)
     try:
         value = _value_of(ast.parse(text.strip(), mode="eval").body)
-        write(json.dumps(value, ensure_ascii=False, allow_nan=False))
+        write(_json_of(value))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True
@@ -227,9 +228,14 @@ def _read_escape(stream: TextStream) -> Generator[None, None, str | None]:
 
 
 def _json_text(text: str) -> str:
-    """Return the text of a JSON string; surrogates are escaped, because they have no encoding."""
-    is_encodable = not any("\ud800" <= char <= "\udfff" for char in text)
-    return json.dumps(text, ensure_ascii=not is_encodable)[1:-1]
+    """Return the text of a JSON string."""
+    return _json_of(text)[1:-1]
+
+
+def _json_of(value: Any) -> str:
+    """Return a value as JSON; surrogates are escaped, because they have no encoding."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return text if _SURROGATE.search(text) is None else json.dumps(value, allow_nan=False)
 
 
 def _read_expression(stream: TextStream) -> Generator[None, None, str]:

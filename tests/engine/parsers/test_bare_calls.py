@@ -202,7 +202,7 @@ def test_a_text_with_many_beginnings_is_parsed_once(form: str, beginning: str) -
         (r"'''It's \x41\u00e9\101 \d'''", "It's Aé\x41 \\d"),
         (r"'\ud83c\udf0a' ' and \'more\''", "🌊 and 'more'"),
         ('"one\ntwo\\\n"', "one\ntwo"),
-        ("('a',)", ["a"]),
+        (r"('a\ud83c\udf0a',)", ["a🌊"]),
         ("-5", -5),
         ("[[], {'a': {}, \"b\": [1.5, None]}, false]", [[], {"a": {}, "b": [1.5, None]}, False]),
     ],
