@@ -234,13 +234,17 @@ AudioFormat = Literal[
 # fmt: on
 
 
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
 class InputAudio(BaseModel):
     """Base64 data of a recording; the data decides its format."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     data: Annotated[Text, AfterValidator(_recording_data)]
-    format: AudioFormat | None = None
+    format: Annotated[AudioFormat | None, BeforeValidator(_lower)] = None
 
 
 class InputAudioPart(BaseModel):

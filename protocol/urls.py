@@ -21,7 +21,7 @@ _DATA_URL = re.compile(r"data:[^,]*;base64,", re.IGNORECASE)
 _DATA_FORM = "must have the form `data:<type>;base64,<data>` for a data URL"
 _FORMS = (
     "must be an http://, https:// or s3:// URL, or a base64 data URL: paths of files are read only"
-    " in tables of `tidemill run` and `submit`"
+    " in tables of `tidemill run`, `submit` and `answer_table`"
 )
 
 _OBJECT = "s3://"

@@ -260,7 +260,8 @@ class Engine:
 
         `table` is a `pyarrow.Table`, a data frame, a `datasets.Dataset`, a list of dicts, the path
         of a table or anything that Arrow can read; `recipe` has the keys of a recipe
-        (`prompt="Label: {{ text }}"`). Raises TidemillError for an invalid recipe; column `error`
+        (`prompt="Label: {{ text }}"`). Only a table given by its path may have paths of images,
+        PDFs and recordings in its cells. Raises TidemillError for an invalid recipe; column `error`
         contains the error of a failed row.
 
         >>> cities = {"country": ["France", "Japan"]}

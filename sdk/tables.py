@@ -23,6 +23,7 @@ from tidemill.offline.console.errors import CliError
 from tidemill.offline.files.constant_prompt import warn_of_constant_prompt
 from tidemill.offline.files.dataset_table import arrow_table_of
 from tidemill.offline.files.table_input import TableInput
+from tidemill.offline.files.table_requests import lines_with_media, media_folder_of
 
 from .engine_process import EngineProcess
 from .errors import TidemillError
@@ -43,7 +44,11 @@ def answer_table(
     warn_of_constant_prompt(template, parsed, given.schema.names, "the table")
     # With all columns, because a batch without columns has no number of rows.
     input_batches = given.to_batches(max_chunksize=_BATCH_ROWS)
-    lines = (line for _, some in rendered(template, input_batches) for line in some)
+    lines: Iterator[bytes] = (
+        line for _, some in rendered(template, input_batches) for line in some
+    )
+    if (folder := _media_folder(table)) is not None:
+        lines = lines_with_media(lines, folder)
     limit = process.max_inflight()
     with progress_of("rows", given.num_rows, is_wanted=progress) as shown:
         try:
@@ -120,6 +125,11 @@ def _arrow_table(table: Any) -> pa.Table:
             f"Arrow cannot read the table: {reason}. Pass a data frame, a list of dicts, a "
             'dict of columns such as {"text": texts}, or the path of a table'
         ) from exc
+
+
+def _media_folder(table: Any) -> Path | None:
+    """Return the folder of a table in a file, or the folder that is one; None for any other."""
+    return media_folder_of(os.fspath(table)) if isinstance(table, (str, os.PathLike)) else None
 
 
 def _read_table(name: str) -> pa.Table:

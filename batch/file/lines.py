@@ -28,6 +28,12 @@ EXAMPLE_LINE = (
 """A request that any chat model answers, as an example in error messages."""
 
 INVALID_CELL = "invalid_cell"
+VENDOR_PLACES = "vendor_places"
+"""Field of a line that was a vendor's: its form, and the places of its chat's messages in it."""
+
+PLACES_MARK = f'"{VENDOR_PLACES}"'.encode()
+"""Bytes of a line that may have such places."""
+
 ROW_ERROR = "row_error"
 """Field of a line that gives no request: an object of `message`, `column` and perhaps `code`."""
 

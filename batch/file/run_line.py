@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
 from tidemill.protocol.bodies import error_body
 from tidemill.protocol.contract import EngineError, Reply, Responder, Usage
 from tidemill.protocol.errors import InternalError
-from tidemill.protocol.in_thread import LONG_BYTES
+from tidemill.protocol.in_thread import LONG_BYTES, in_thread_if_long
 
 from .expected_tokens import NO_TOKENS, ExpectedTokens, expected_tokens
-from .lines import Line, LineError, RawLine, parse_line
+from .lines import PLACES_MARK, Line, LineError, RawLine, parse_line
 from .rows import Dialect, RowError, print_malformed, print_reply
 
 
@@ -59,6 +60,8 @@ async def run_line(
     expected = expected_tokens(line.url, line.body, len(raw.data)) if with_expected else NO_TOKENS
     try:
         reply = await responder.respond(line.url, line.body, line.request_id, created)
+        if reply.status_code != 200 and PLACES_MARK in raw.data:
+            reply = await _with_own_names(reply, raw)
         began = perf_counter()
         if reply.is_long:
             row = await asyncio.to_thread(_print, line, reply, dialect)
@@ -80,6 +83,14 @@ async def run_line(
         return tuple.__new__(LineResult, fields)  # without the constructor's own Python code
     failure = reply.body["error"]["message"]
     return LineResult(row, is_success=False, usage=reply.usage, failure=failure, expected=expected)
+
+
+async def _with_own_names(reply: Reply, raw: RawLine) -> Reply:
+    """Return the error of a vendor's line with its names and places."""
+    from .vendor_lines import own_error  # late: few lines are a vendor's
+
+    error = await in_thread_if_long(partial(own_error, reply.body["error"]), raw.data)
+    return reply._replace(body={**reply.body, "error": error})
 
 
 def _print(line: Line, reply: Reply, dialect: Dialect) -> bytes:

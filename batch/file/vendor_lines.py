@@ -5,7 +5,8 @@ Only the envelope is checked here. What a body contains is checked like that of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from pydantic_core import to_json
@@ -20,16 +21,28 @@ from tidemill.protocol.routes import (
     find_route,
     url_of_body,
 )
-from tidemill.protocol.vendors.anthropic import chat_of_message
-from tidemill.protocol.vendors.converse import chat_of_converse, is_converse
-from tidemill.protocol.vendors.gemini import chat_of_contents
+from tidemill.protocol.vendors.anthropic import (
+    chat_of_message,
+    message_error_at,
+    message_origins,
+)
+from tidemill.protocol.vendors.converse import (
+    chat_of_converse,
+    converse_error_at,
+    converse_origins,
+    is_converse,
+)
+from tidemill.protocol.vendors.error_names import Origin
+from tidemill.protocol.vendors.gemini import chat_of_contents, contents_error_at, contents_origins
 
 from .lines import (
     BOM,
     JSON_WHITE_SPACE,
     MAX_LINE_BYTES,
     METHOD,
+    PLACES_MARK,
     ROW_ERROR,
+    VENDOR_PLACES,
     RawLine,
     Vendor,
     name_of_type,
@@ -150,10 +163,13 @@ def _request(
         raise _BadLineError(_words(envelope.id, custom_id, "a string"), envelope.id)
     found, chat = _TRANSLATORS[vendor](body, url)
     line = {"custom_id": custom_id, "method": METHOD, "url": found, "body": chat}
-    others = fields.keys() - {"custom_id", envelope.id, envelope.body, ROW_ERROR, VENDOR_FIELDS}
+    own_names = {ROW_ERROR, VENDOR_FIELDS, VENDOR_PLACES}
+    others = fields.keys() - {"custom_id", envelope.id, envelope.body, *own_names}
     if vendor != "no_url" and (own := others & OF_REQUESTS):
         line[VENDOR_FIELDS] = {name: fields[name] for name in fields if name in own}
         others -= own
+    if (form := _form_of(vendor, body)) is not None:
+        line[VENDOR_PLACES] = [form, [*_FORMS[form].origins(body)]]
     line |= {name: fields[name] for name in fields if name in others}
     known = others - OF_REQUESTS
     return {name: value for name, value in line.items() if value is not None or name in known}
@@ -211,6 +227,33 @@ def _of_model_input(body: dict[str, Any], _: str | None) -> tuple[str | None, di
     return url_of_body(body, CHAT_COMPLETIONS.name), body
 
 
+def own_error(error: dict[str, Any], data: bytes) -> dict[str, Any]:
+    """Return the error of a converted line with the names and places of the vendor's line.
+
+    The error of any other line is returned as it is.
+    """
+    if PLACES_MARK not in data:
+        return error
+    with suppress(AttributeError, KeyError, TypeError, ValueError):
+        form, given = load_json(data)[VENDOR_PLACES]
+        origins = [Origin(*each) for each in given]
+        renamed = _FORMS[form].error_at
+        named = {"message": renamed(error["message"], origins)}
+        if error.get("param"):
+            named["param"] = renamed(f"`{error['param']}`", origins).strip("`")
+        return error | named
+    return error
+
+
+def _form_of(vendor: Vendor, body: Mapping[str, Any]) -> str | None:
+    """Return the form of a request that becomes a chat with other names; None for any other."""
+    if vendor != "bedrock":
+        return vendor if vendor in _FORMS else None
+    if is_converse(body):
+        return "converse"
+    return "anthropic" if is_anthropic(body) else None
+
+
 def _renamed(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {_PARAMETERS.get(name, name): value for name, value in parameters.items()}
 
@@ -226,6 +269,20 @@ _TRANSLATORS: Final[
     "bedrock": _of_model_input,
     "gemini": _of_contents,
     "no_url": _of_body,
+}
+
+
+class _Form(NamedTuple):
+    """Functions of a form: the origins of its chats' messages, and an error with their places."""
+
+    origins: Callable[[Mapping[str, Any]], Iterable[Origin]]
+    error_at: Callable[[str, Sequence[Origin]], str]
+
+
+_FORMS: Final[Mapping[str, _Form]] = {
+    "anthropic": _Form(message_origins, message_error_at),
+    "converse": _Form(converse_origins, converse_error_at),
+    "gemini": _Form(contents_origins, contents_error_at),
 }
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tidemill.protocol.vendors.anthropic import error_of_message
 from tidemill.protocol.vendors.anthropic_answers import message_error, message_of_chat
-from tidemill.protocol.vendors.converse import converse_of_chat, error_of_converse, is_converse
-from tidemill.protocol.vendors.gemini import contents_error, contents_of_chat, error_of_contents
+from tidemill.protocol.vendors.converse import converse_of_chat, is_converse
+from tidemill.protocol.vendors.gemini import contents_error, contents_of_chat
 
 from .lines import Vendor
 from .rows import row_error
@@ -46,17 +45,14 @@ def _row(vendor: Vendor, line: Mapping[str, Any], row: Mapping[str, Any]) -> dic
     match vendor:
         case "anthropic":
             code = None if error is None else error.get("code")
-            message = error_of_message(message, line.get("params"))
             result = _result(body, code, message_error(status_code, message, request_id))
             return {"custom_id": row["custom_id"], "result": result}
         case "bedrock":
             given = line.get("modelInput")
-            message = _error_of_input(message, given)
             shown: dict[str, Any] = {"recordId": row["custom_id"], "modelInput": given}
             if body is None:
                 return shown | {"error": {"errorCode": status_code, "errorMessage": message}}
             return shown | {"modelOutput": _model_output(given, body)}
-    message = error_of_contents(message, line.get("request") or {})
     key = {"key": line["key"]} if "key" in line else {"request": line.get("request"), "status": ""}
     if body is None:
         return key | {"error": contents_error(status_code, message)}
@@ -75,15 +71,6 @@ def _result(body: Mapping[str, Any] | None, code: Any, error: dict[str, Any]) ->
     if code in _NOT_RUN:
         return {"type": _NOT_RUN[code]}
     return {"type": "errored", "error": error}
-
-
-def _error_of_input(message: str, given: Any) -> str:
-    """Return an error with the names of its `modelInput`."""
-    if not isinstance(given, dict):
-        return message
-    if is_converse(given):
-        return error_of_converse(message, given)
-    return error_of_message(message, given) if is_anthropic(given) else message
 
 
 def _model_output(given: Any, body: Mapping[str, Any]) -> Any:

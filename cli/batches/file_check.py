@@ -18,6 +18,7 @@ from tidemill.batch.file.expected_tokens import BYTES_A_TOKEN, max_output_tokens
 from tidemill.batch.file.formats import FileFormat, detect_file, open_lines
 from tidemill.batch.file.lines import FormatError, Line, check_line_length, read_lines
 from tidemill.batch.file.unknown_parameters import UnknownParameters
+from tidemill.batch.file.vendor_lines import own_error
 from tidemill.batch.model import OnInvalidLine
 from tidemill.batch.validation import (
     NOT_JSON,
@@ -81,14 +82,14 @@ class FileReport:
         """Return whether the file has lines and all of them will fail."""
         return bool(self.failing.count) and self.failing.count == self.endpoints.total()
 
-    def count(self, line: Line) -> None:
-        """Count a valid line."""
+    def count(self, line: Line, data: bytes) -> None:
+        """Count a valid line, which is these bytes."""
         try:
             request = check_request(line.url, line.body, None)
             if asks_for_automaton(line.body):
                 self._compile(request)
         except RequestError as exc:
-            self.failing.add(exc.message, line.number)
+            self.failing.add(own_error({"message": exc.message}, data)["message"], line.number)
         route = find_route(line.url)
         self.endpoints[route.name if route else line.url] += 1
         self.models[str(line.body.get("model") or "")] += 1
@@ -201,7 +202,7 @@ def check_file(
             )
             for raw in read_lines(open_lines(report.form, _ProgressReader(file, show))):
                 if (line := checker.check(raw)) is not None:
-                    report.count(line)
+                    report.count(line, raw.data)
             report.verdict = judge(
                 findings,
                 finder.find(MAX_LISTED_ERRORS),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import re
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from .call_grammar import LISTED_SYNTAX, NAME, CallSyntax
 from .json_text import pass_value
+from .python_calls import parse_python_calls
 from .text_stream import ParserCoroutine, TextStream
 from .tool_calls import (
     UNREAD,
@@ -18,16 +17,9 @@ from .tool_calls import (
     RawCall,
     emit_calls,
     names_tools,
-    parse_calls_of_json,
     parse_json_calls,
     read_quoted,
 )
-
-_MAX_DEPTH = 64
-_PYTHON_PLAIN = re.compile(r"[^\[\](){}\"']*")
-_PYTHON_CLOSERS = {"(": ")", "[": "]", "{": "}"}
-_STRINGS = {quote: re.compile(rf"(?:[^\\{quote}]|\\.)*", re.DOTALL) for quote in "'\""}
-_NAMES = {"true": True, "false": False, "null": None}
 
 
 class _CallsParser(Protocol):
@@ -46,7 +38,8 @@ class BareCallParser:
 
     Calls start with one of `begins`, confirmed by `detect`. They name tools of the request and have
     arguments: everything else is content, in which `looks_like` finds text that deserves a warning.
-    Any calls between a mark of `opens` and `closes` are parsed.
+    Calls at the start of an answer are certain from their arguments on if they begin with
+    `certain`. Any calls between a mark of `opens` and `closes` are parsed.
     """
 
     begins: tuple[str, ...]
@@ -56,6 +49,7 @@ class BareCallParser:
     syntax: CallSyntax
     opens: tuple[str, ...] = ()
     closes: str | None = None
+    certain: str = "["
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -86,6 +80,7 @@ class BareCallParser:
 
     def _marked(self, stream: TextStream, mark: str) -> ParserCoroutine:
         stream.call_ends = self.marks
+        stream.needs_tools = stream.is_constrained
         calls = yield from self.parse_calls(stream)
         if calls is None:
             stream.warn(UNREAD)
@@ -97,8 +92,10 @@ class BareCallParser:
     def _unmarked(self, stream: TextStream) -> ParserCoroutine:
         """Parse calls without a mark; other text becomes content as soon as that is clear."""
         start = stream.at
-        # Text may quote a call with placeholders: only complete arguments make it certain.
-        stream.call_ends = self.marks if stream.is_constrained else None
+        # A text may quote a call with placeholders: only complete arguments make it certain there.
+        is_start = not stream.has_content and stream.text.startswith(self.certain, start)
+        stream.call_ends = self.marks if is_start or stream.is_constrained else None
+        stream.needs_tools = True
         may_call = yield from self.detect(stream)
         calls = (yield from self.parse_calls(stream)) if may_call else None
         if may_call and calls is None and stream.has_ended and stream.at == len(stream.text):
@@ -225,111 +222,6 @@ def _objects(stream: TextStream) -> CallsCoroutine:
             return calls
 
 
-def _python(stream: TextStream) -> CallsCoroutine:
-    """Parse a Python list of calls by keyword; JSON's true, false and null are accepted."""
-    yield from stream.skip_space()
-    start = stream.at
-    if stream.call_ends is not None and (yield from stream.peek(2)) == "[{":
-        return (yield from parse_json_calls(stream))
-    if (yield from stream.peek(1)) != "[" or not (yield from _skip_brackets(stream)):
-        return None
-    try:
-        return parse_python_calls(stream.text[start : stream.at]) or None
-    except ValueError:
-        return None
-
-
-def parse_python_calls(text: str) -> list[RawCall]:
-    """Return the calls of a list or of lines in Python, or of JSON; ValueError for other texts."""
-    try:
-        nodes = [_expression_of(statement) for statement in ast.parse(text).body]
-        if len(nodes) == 1 and isinstance(nodes[0], ast.List):
-            nodes = nodes[0].elts
-        return [_call_of(node) for node in nodes]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return parse_calls_of_json(text)
-
-
-def _expression_of(statement: ast.stmt) -> ast.expr:
-    if not isinstance(statement, ast.Expr):
-        raise ValueError("not an expression")  # noqa: TRY004 - of the text, not ours
-    return statement.value
-
-
-def _skip_brackets(stream: TextStream) -> Generator[None, None, bool]:
-    """Move past brackets and their contents; False if they do not match."""
-    closers: list[str] = []
-    while True:
-        match = _PYTHON_PLAIN.match(stream.text, stream.at)
-        assert match is not None  # the empty string matches, too
-        stream.at = match.end()
-        char = yield from stream.peek(1)
-        if not char:
-            return False
-        if _PYTHON_PLAIN.fullmatch(char):
-            continue  # more text has arrived
-        stream.at += 1
-        if char in _PYTHON_CLOSERS and len(closers) < _MAX_DEPTH:
-            closers.append(_PYTHON_CLOSERS[char])
-        elif char in _STRINGS:
-            if not (yield from _skip_quoted(stream, char)):
-                return False
-        elif not closers or char != closers.pop():
-            return False
-        if not closers:
-            return True
-
-
-def _skip_quoted(stream: TextStream, quote: str) -> Generator[None, None, bool]:
-    while True:
-        match = _STRINGS[quote].match(stream.text, stream.at)
-        assert match is not None  # the empty string matches, too
-        stream.at = match.end()
-        char = yield from stream.peek(1)
-        if char == quote:
-            stream.at += 1
-            return True
-        # A backslash at the end waits for the character that it escapes.
-        if not char or (char == "\\" and len((yield from stream.peek(2))) < 2):
-            return False
-
-
-def _call_of(node: ast.expr) -> RawCall:
-    if not isinstance(node, ast.Call) or node.args:
-        raise ValueError("not a call by keyword")
-    arguments = {}
-    for keyword in node.keywords:
-        if keyword.arg is None:
-            raise ValueError("not a call by keyword")
-        arguments[keyword.arg] = _value_of(keyword.value)
-    return RawCall(_name_of(node.func), json.dumps(arguments, ensure_ascii=False, allow_nan=False))
-
-
-def _name_of(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute):
-        return f"{_name_of(node.value)}.{node.attr}"
-    if isinstance(node, ast.Name):
-        return node.id
-    raise ValueError("not a name")
-
-
-def _value_of(node: ast.expr) -> Any:
-    match node:
-        case ast.Name(id=name) if name in _NAMES:
-            return _NAMES[name]
-        case ast.List(elts=elements) | ast.Tuple(elts=elements):
-            return [_value_of(element) for element in elements]
-        case ast.Dict(keys=keys, values=values):
-            named = [None if key is None else _value_of(key) for key in keys]
-            if not all(isinstance(key, str) for key in named):
-                raise ValueError("member names must be strings")
-            return dict(zip(named, map(_value_of, values), strict=True))
-    value = ast.literal_eval(node)
-    if value is None or isinstance(value, (str, bool, int, float)):
-        return value
-    raise ValueError("not a JSON value")
-
-
 _FENCES = ("```json", "```", "[TOOL_CALLS]")
 _KEYS = frozenset(["name", "type", "function", "parameters", "arguments", "id"])
 _JSON_CALL = re.compile(
@@ -344,13 +236,14 @@ LLAMA_JSON = BareCallParser(
     CallSyntax(head=f'{{"name": "{NAME}", "parameters": ', tail="}", between="; "),
     ("<|python_tag|>", "<|python_start|>"),
     "<|python_end|>",
+    certain="{",
 )
 # A grammar cannot check Python against a schema: forced calls are JSON.
 PYTHONIC = BareCallParser(
     ("[", "{"),
     _detect_python,
     (_JSON_CALL, re.compile(r"\[\s*(?P<name>[A-Za-z_][\w.]*)\((?P<arguments>\s*\w+\s*=)?")),
-    _python,
+    parse_python_calls,
     LISTED_SYNTAX,
     ("<|python_start|>",),
     "<|python_end|>",

@@ -8,16 +8,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from .bare_calls import parse_python_calls
 from .call_grammar import LISTED_SYNTAX, NAME, CallSyntax
 from .json_text import Brackets, members
+from .python_calls import parse_python_calls
 from .text_stream import ParserCoroutine, TextStream, partial_mark_size
 from .tool_calls import (
     INCOMPLETE,
     CallsCoroutine,
     MarkedCallParser,
     RawCall,
-    parse_json_calls,
     parse_list,
     parse_object,
     read_quoted,
@@ -47,12 +46,9 @@ def _python_calls(marks: tuple[str, str]) -> MarkedCallParser:
     """Return the parser of Python, a list or lines, or of the JSON that a grammar enforces."""
 
     def parse(stream: TextStream) -> CallsCoroutine:
+        calls = yield from parse_python_calls(stream)
         yield from stream.skip_space()
-        if (yield from stream.peek(2)) != "[{":
-            return (yield from _enclosed(stream, marks, _python))
-        calls = yield from parse_json_calls(stream)
-        yield from stream.skip_space()
-        yield from stream.accept(marks[1])
+        yield from stream.accept_end(marks[1], least=1)
         return calls
 
     syntax = replace(
@@ -61,10 +57,6 @@ def _python_calls(marks: tuple[str, str]) -> MarkedCallParser:
         suffix=LISTED_SYNTAX.suffix + marks[1],
     )
     return MarkedCallParser(marks[:1], parse, syntax, marks[1:])
-
-
-def _python(text: str) -> list[RawCall]:
-    return parse_python_calls(text.strip())
 
 
 def _apertus(stream: TextStream) -> CallsCoroutine:

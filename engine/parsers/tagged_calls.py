@@ -134,13 +134,16 @@ class CallArguments:
 
     def extend(self, text: str) -> None:
         """Add more of a string's text."""
-        if not self._is_repeated:
-            self._write(json_string(text)[1:-1])
+        self.write(json_string(text)[1:-1])
 
     def end_string(self) -> None:
         """End a string."""
+        self.write('"')
+
+    def write(self, text: str) -> None:
+        """Add more of a value's JSON text, unless the parameter is a repeat."""
         if not self._is_repeated:
-            self._write('"')
+            self._write(text)
 
     def end(self) -> list[RawCall]:
         """End the call; return it unless it was emitted."""

@@ -32,7 +32,8 @@ class TextStream:
     ranges of the whole text, marks included. `tools` maps tool names to argument schemas, and
     `types` caches the argument types that parsers derive from them. An answer that
     `is_constrained` has calls only where its grammar allows them. `call_ends` are the marks that
-    end a call with invalid arguments; None where a call is not certain before its end.
+    end a call with invalid arguments; None where a call is not certain before its end. With
+    `needs_tools`, only calls of tools are calls.
     """
 
     __slots__ = (
@@ -50,6 +51,7 @@ class TextStream:
         "call_ends",
         "has_ended",
         "is_constrained",
+        "needs_tools",
         "reasoning_spans",
         "text",
         "tools",
@@ -66,6 +68,7 @@ class TextStream:
     ) -> None:
         self._ids = ids
         self.is_constrained = is_constrained
+        self.needs_tools = is_constrained
         self.tools = tools
         self.types: dict[str, Any] = {}
         self._is_single = is_single
@@ -203,6 +206,11 @@ class TextStream:
         """Unread a mark that `forward_until` or `read_until` consumed and discarded."""
         self.text = mark + self.text
         self.base -= len(mark)
+
+    @property
+    def has_content(self) -> bool:
+        """Return whether content was emitted."""
+        return self._content.has_any
 
     # Output of parsers.
 

@@ -157,7 +157,7 @@ def parse_list(stream: TextStream, parse_call: CallsParser) -> CallsCoroutine:
     """Parse the calls of a JSON list after its opening bracket, and emit each; `[]` if any."""
     after = None
     while (calls := (yield from parse_call(stream))) is not None:
-        if stream.is_constrained and not names_tools(stream, calls):
+        if stream.needs_tools and not names_tools(stream, calls):
             break
         emit_calls(stream, calls)
         yield from stream.skip_space()

@@ -13,6 +13,7 @@ from typing import Any
 from tidemill.batch.file.duplicate_ids import DuplicateFinder, Duplicates
 from tidemill.batch.file.lines import (
     EXAMPLE_LINE,
+    PLACES_MARK,
     Line,
     LineError,
     RawLine,
@@ -207,6 +208,10 @@ class _LineCheck:
         try:
             self.forms.check(url, body, form)
         except RequestError as exc:
+            if PLACES_MARK in raw.data:
+                from tidemill.batch.file.vendor_lines import own_error  # late: few are a vendor's
+
+                exc.message = own_error({"message": exc.message}, raw.data)["message"]
             report.add_failing(exc, body, number)
             return
         if self.look_up is None:

@@ -47,7 +47,7 @@ def open_requests(
     table = open_table_input(
         name, recipe, tmp_dir=tmp_dir, delays=delays, dataset=dataset, stack=stack
     )
-    folder = None if dataset is not None else _folder_of(name)
+    folder = None if dataset is not None else media_folder_of(name)
     return _render(table, output_format, tmp_dir, max_line_bytes, stack, media_folder=folder)
 
 
@@ -92,7 +92,9 @@ def _render(
     num_rows, next_word = 0, time.monotonic() + _SECONDS_PER_WORD
     try:
         for count, lines in rendered(template, table.batches(template.columns)):
-            copy.writelines(lines if media_folder is None else _with_media(lines, media_folder))
+            copy.writelines(
+                lines if media_folder is None else lines_with_media(lines, media_folder)
+            )
             num_rows += count
             if num_rows == count:
                 _check_room(table, copy.tell() / max(1, count), folder)
@@ -116,7 +118,7 @@ def _render(
     )
 
 
-def _folder_of(name: str) -> Path | None:
+def media_folder_of(name: str) -> Path | None:
     """Return the folder of a local table, which may be a folder itself; None for any other."""
     path = Path(name)
     if path.is_dir():
@@ -124,7 +126,8 @@ def _folder_of(name: str) -> Path | None:
     return path.parent if path.is_file() else None
 
 
-def _with_media(lines: Iterable[bytes], folder: Path) -> Iterator[bytes]:
+def lines_with_media(lines: Iterable[bytes], folder: Path) -> Iterator[bytes]:
+    """Yield the lines of a table in a folder, with the images, PDFs and recordings in its files."""
     for line in lines:
         if b'_url"' in line or b'"images"' in line or b'"file_data"' in line:
             from .local_media import with_local_media  # late: few tables have media

@@ -21,13 +21,15 @@ from ..parts import CheckedUrl
 from .body_fields import text_of_json
 from .questions import Image, Part
 
-_PART_TYPES = "'input_text', 'input_image', 'input_json', 'output_text' or 'refusal'"
 _TEXTS = ("input_text", "output_text", "text")
 
 
 def _part_type(value: object) -> object:
     if value not in _TEXTS:
-        raise ValueError(f"must be {_PART_TYPES}")
+        raise ValueError(
+            "must be 'input_text', 'input_image', 'input_json', 'output_text' or 'refusal':"
+            " recordings and files are not supported"
+        )
     return value
 
 
@@ -78,9 +80,17 @@ class ImageItem(_Item):
     detail: Literal["low", "high", "auto", "original"] | None = None
 
 
+class OtherItem(_Item):
+    """Part of any other type, which is refused."""
+
+    type: Annotated[str, AfterValidator(_part_type)]
+
+
 def _form_of_part(value: object) -> str:
     kind = value.get("type") if isinstance(value, dict) else None
-    return _PARTS.get(kind, "<text>") if isinstance(kind, str) else "<text>"
+    if not isinstance(kind, str) or kind in _TEXTS:
+        return "<text>"
+    return _PARTS.get(kind, "<other>")
 
 
 _PARTS = {"refusal": "<refusal>", "input_json": "<json>", "input_image": "<image>"}
@@ -88,7 +98,8 @@ ContentItem = Annotated[
     Annotated[TextItem, Tag("<text>")]
     | Annotated[RefusalItem, Tag("<refusal>")]
     | Annotated[JsonItem, Tag("<json>")]
-    | Annotated[ImageItem, Tag("<image>")],
+    | Annotated[ImageItem, Tag("<image>")]
+    | Annotated[OtherItem, Tag("<other>")],
     Discriminator(_form_of_part),
 ]
 Content = Annotated[
@@ -152,7 +163,7 @@ def content_parts(content: Content, path: str) -> Iterator[Part]:
                 yield text_of_json(item.data, f"{path}.{place}.data")
             case RefusalItem():
                 yield item.refusal
-            case _:
+            case TextItem():
                 yield item.text
 
 

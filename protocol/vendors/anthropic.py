@@ -5,7 +5,7 @@ A part or field that has no counterpart stays as it is, so that the chat's valid
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ..json_printing import json_text
@@ -33,6 +33,7 @@ _NAMES: Final = ErrorNames(
         "thinkingConfig": "thinking",
         "response_format.json_schema.schema": "output_config.format.schema",
         "response_format": "output_config.format",
+        "reasoning_effort": "output_config.effort",
         "prompt": "messages",
     }
 )
@@ -66,10 +67,15 @@ def error_of_message(text: str, body: Any) -> str:
 
     Without its `body`, places are those of the chat.
     """
-    return _NAMES.apply(text, [*_origins(body)] if isinstance(body, Mapping) else ())
+    return message_error_at(text, [*message_origins(body)] if isinstance(body, Mapping) else ())
 
 
-def _origins(body: Mapping[str, Any]) -> Iterator[Origin]:
+def message_error_at(text: str, origins: Sequence[Origin]) -> str:
+    """Return an error of a chat with the names and places of its request."""
+    return _NAMES.apply(text, origins)
+
+
+def message_origins(body: Mapping[str, Any]) -> Iterator[Origin]:
     """Yield the origin of each message of a request's chat."""
     if body.get(_SYSTEM) not in (None, "", []):
         yield Origin(_SYSTEM, _SYSTEM, ())

@@ -5,14 +5,16 @@ It has the parts of Anthropic's messages under other names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
+from ..json_bodies import load_json
 from ..json_printing import json_text
 from ..parts import AUDIO_URL, INPUT_AUDIO
-from .anthropic import chat_of_message, error_of_message
+from .anthropic import chat_of_message, message_error_at, message_origins
 from .anthropic_answers import message_of_chat
-from .error_names import ErrorNames
+from .error_names import ErrorNames, Origin
 
 _PARAMETERS: Final = {
     "maxTokens": "max_tokens",
@@ -28,11 +30,14 @@ _NAMES: Final = ErrorNames(
         **{name: f"inferenceConfig.{own}" for own, name in reversed(_PARAMETERS.items())},
         "tools": "toolConfig.tools",
         "tool_choice": "toolConfig.toolChoice",
+        "output_config.format.schema": "outputConfig.textFormat.structure.jsonSchema.schema",
+        "output_config.effort": "outputConfig.effort",
     }
 )
 _ADDITIONAL: Final = "additionalModelRequestFields"
+_OUTPUT: Final = "outputConfig"
 # Fields that are read by name, and those without an effect on the answer.
-_READ: Final = ("messages", "system", "inferenceConfig", "toolConfig", _ADDITIONAL)
+_READ: Final = ("messages", "system", "inferenceConfig", "toolConfig", _ADDITIONAL, _OUTPUT)
 _DROPPED: Final = ("schemaVersion", "requestMetadata", "performanceConfig", "serviceTier")
 _BLOCKS: Final = frozenset(
     ("text", "image", "document", "video", "audio", "toolUse", "toolResult", "reasoningContent")
@@ -57,7 +62,17 @@ def chat_of_converse(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def error_of_converse(text: str, body: Mapping[str, Any]) -> str:
     """Return an error of a request's chat with the names and places of the request."""
-    return _NAMES.apply(error_of_message(text, _message_body(body)))
+    return converse_error_at(text, [*converse_origins(body)])
+
+
+def converse_error_at(text: str, origins: Sequence[Origin]) -> str:
+    """Return an error of a chat with the names and places of its request."""
+    return _NAMES.apply(message_error_at(text, origins))
+
+
+def converse_origins(body: Mapping[str, Any]) -> Iterator[Origin]:
+    """Yield the origin of each message of a request's chat."""
+    return message_origins(_message_body(body))
 
 
 def _message_body(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,7 +82,7 @@ def _message_body(body: Mapping[str, Any]) -> dict[str, Any]:
     extra = _parameters(_ADDITIONAL, body.get(_ADDITIONAL), {})
     for config in (body.get("inferenceConfig"), extra.pop("inferenceConfig", None)):
         message |= _parameters("inferenceConfig", config, _PARAMETERS)
-    message |= extra
+    message |= extra | _output(body.get(_OUTPUT))
     message["messages"] = _each(body.get("messages"), _message)
     message["system"] = _each(body.get("system"), _block)
     tools = body.get("toolConfig")
@@ -85,6 +100,35 @@ def _message_body(body: Mapping[str, Any]) -> dict[str, Any]:
     elif tools is not None:
         message["tools"] = tools
     return message
+
+
+def _output(config: Any) -> dict[str, Any]:
+    """Return the format and the effort of the output; a configuration of another form stays."""
+    match config:
+        case None:
+            return {}
+        case {"textFormat": None, **others}:
+            return _output(others)
+        case {
+            "textFormat": {
+                "type": "json_schema",
+                "structure": {"jsonSchema": {"schema": schema}},
+            },
+            **others,
+        } if others.keys() <= {"effort"}:
+            form = {"type": "json_schema", "schema": _schema(schema)}
+            return {"output_config": {"format": form, **others}}
+        case {"effort": _, **others} if not others:
+            return {"output_config": config}
+    return {_OUTPUT: config}
+
+
+def _schema(schema: Any) -> Any:
+    """Return a schema, which Converse has as a JSON text; a text that is invalid stays."""
+    if isinstance(schema, str):
+        with suppress(ValueError):
+            return load_json(schema)
+    return schema
 
 
 def _parameters(name: str, config: Any, names: Mapping[str, str]) -> dict[str, Any]:
@@ -169,7 +213,7 @@ def _media(block: Any) -> Any:
 def _tool(tool: Any) -> Any:
     match tool:
         case {"toolSpec": {"name": name, "inputSchema": {"json": schema}} as spec}:
-            described = {"description": spec["description"]} if "description" in spec else {}
+            described = {key: spec[key] for key in ("description", "strict") if key in spec}
             return {"name": name, **described, "input_schema": schema}
     return tool
 

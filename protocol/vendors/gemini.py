@@ -7,7 +7,7 @@ that the chat's validation names it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Final
 
@@ -97,6 +97,16 @@ def chat_of_contents(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def error_of_contents(text: str, request: Mapping[str, Any]) -> str:
     """Return an error of a request's chat with the names and places of the request."""
+    return contents_error_at(text, contents_origins(request))
+
+
+def contents_error_at(text: str, origins: Sequence[Origin]) -> str:
+    """Return an error of a chat with the names and places of its request."""
+    return _NAMES.apply(text, origins)
+
+
+def contents_origins(request: Mapping[str, Any]) -> list[Origin]:
+    """Return the origin of each message of a request's chat."""
     fields = _camel(request)
     given = fields.get("contents")
     system = Origin(_SYSTEM, f"{_SYSTEM}.parts", ())
@@ -105,7 +115,7 @@ def error_of_contents(text: str, request: Mapping[str, Any]) -> str:
         place = f"contents.{number}"
         origin = Origin(place, f"{place}.parts", _numbers_of_parts(content))
         origins += [origin for _ in _messages(content, _CallIds())]
-    return _NAMES.apply(text, origins)
+    return origins
 
 
 def _numbers_of_parts(content: Any) -> list[int]:

@@ -25,7 +25,7 @@ from tidemill.batch.errors import InvalidMove
 from tidemill.batch.file.formats import detect_file, open_lines, stream_of
 from tidemill.batch.file.json_array import elements_as_lines
 from tidemill.batch.file.lines import FormatError, LineError, RawLine, parse_line, read_lines
-from tidemill.batch.file.rows import escape_separators, row_error
+from tidemill.batch.file.rows import escape_separators
 from tidemill.batch.file.vendor_rows import vendor_row
 from tidemill.batch.model import Batch, Options
 from tidemill.batch.object_keys import DROP_TENANT, batch_id_of_request
@@ -158,13 +158,13 @@ class MessageBatchRoutes:
         return StreamingResponse(self._results(stored, first, requests), media_type=_MEDIA_TYPE)
 
     def _requests_if_needed(self, stored: StoredBatch) -> IO[bytes] | None:
-        """Return the open input of a batch that has requests without a row, or failed ones.
+        """Return the open input of a batch that has requests without a row.
 
         It may be deleted while results are sent. Raises FileNotFoundError if a row is missing.
         """
         done = stored.batch.final or stored.progress
         path = self._store.folder.file(stored.batch.input_file_id)
-        if done.num_rows >= stored.batch.num_rows and not (done.failed and path.exists()):
+        if done.num_rows >= stored.batch.num_rows:
             return None
         return path.open("rb")
 
@@ -174,10 +174,9 @@ class MessageBatchRoutes:
         """Yield the results of rows, then those of the requests without one."""
         lines: set[int] = set()
         with requests or nullcontext() as file:
-            given = iter(()) if file is None else read_lines(file)
             while page.rows:
                 lines.update(line for line, _ in page.rows)
-                results = (_result_of_row(line, row, given) for line, row in page.rows)
+                results = (vendor_row("anthropic", {}, from_json(row)) for _, row in page.rows)
                 yield b"".join(map(_printed, results))
                 page = self._page(stored.batch, page.rows[-1][0])
             if file is not None:
@@ -316,15 +315,6 @@ def _message_batch(stored: StoredBatch, request: Request) -> dict[str, Any]:
         "archived_at": None,
         "results_url": url if batch.is_terminal else None,
     }
-
-
-def _result_of_row(line: int, data: bytes, given: Iterator[RawLine]) -> dict[str, Any]:
-    """Return the result of a row; an error names the places of the request that is `given`."""
-    row = from_json(data)
-    request: dict[str, Any] = {}
-    if row_error(row) is not None:
-        request = next((from_json(raw.data) for raw in given if raw.number == line), request)
-    return vendor_row("anthropic", request, row)
 
 
 def _result_of_end(batch: Batch, line: int) -> dict[str, Any]:

@@ -97,6 +97,11 @@ DECISIONS: list[tuple[dict[str, Any], str, str]] = [
     (user({"type": "input_json", "data": 1}), "input.0.content.0.data", "an object or a list"),
     (user({"type": "input_json", "data": ["\ud800"]}), "input.0.content.0.data", "surrogates"),
     (
+        user({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}),
+        "input.0.content.0.type",
+        "recordings and files are not supported; got 'input_audio'.",
+    ),
+    (
         user({"type": "input_image", "image_url": "ftp://x"}),
         "input.0.content.0.image_url",
         "http",

@@ -45,7 +45,7 @@ def fault(*parts: Any) -> tuple[str | None, str]:
 def test_recordings_are_data_or_a_url() -> None:
     """OpenAI's form has data, vLLM's a URL, also as the part's own field."""
     parts = [
-        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "mp3"}},
+        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "MP3"}},
         {"type": "audio_url", "audio_url": {"url": URL_OF_AUDIO}},
         {"type": "audio_url", "audio_url": URL_OF_AUDIO},
     ]

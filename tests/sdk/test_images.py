@@ -16,7 +16,7 @@ from tidemill.sdk.image_items import items_of_images
 
 
 def test_python_and_tables_have_vectors_of_images(tmp_path: Path) -> None:
-    """An image may be a path, bytes, a URL or Pillow's; a table has one URL per row."""
+    """An image may be a path, bytes, a URL or Pillow's; a table in a file may have paths."""
     towers = TinyTowers("clip", tmp_path)
     levels = np.random.default_rng(1).integers(0, 256, (2, 40, 50, 3), dtype=np.uint8)
     images = [Image.fromarray(one) for one in levels]
@@ -31,18 +31,25 @@ def test_python_and_tables_have_vectors_of_images(tmp_path: Path) -> None:
             [str(paths[0]), paths[1].read_bytes(), urls[0], images[1], paths[0]], progress=False
         )
         assert len(engine.embed_images([images[0].convert("CMYK")], progress=False)) == 1
-        table = engine.answer_table(
-            {"picture": [*urls, "nothing"]},
-            url="/v1/embeddings",
-            messages=[{"role": "user", "content": content}],
-            progress=False,
-        )
+        recipe: dict[str, Any] = {
+            "url": "/v1/embeddings",
+            "messages": [{"role": "user", "content": content}],
+            "progress": False,
+        }
+        table = engine.answer_table({"picture": [*urls, "nothing"]}, **recipe)
+        named = tmp_path / "pictures.csv"
+        named.write_text("picture\n0.png\nnone.png\n")
+        of_file = engine.answer_table(named, **recipe)
+        [unread] = engine.answer_table({"picture": ["0.png"]}, **recipe).column("error")
     expected = towers.images(images)
     assert np.abs(found - expected[[0, 1, 0, 1, 0]]).max() < 1e-4
     assert np.abs(texts - towers.texts(["tide"])).max() < 1e-4
     *vectors, none = table.column("embedding").to_pylist()
     assert np.abs(np.array(vectors) - expected).max() < 1e-4
     assert none is None
+    assert np.abs(of_file.column("embedding")[0].as_py() - expected[0]).max() < 1e-4
+    assert "`none.png` does not exist" in of_file.column("error")[1].as_py()
+    assert "must be an http://" in unread.as_py()
     assert "must be an http://, https:// or s3:// URL" in table.column("error")[2].as_py()
 
 

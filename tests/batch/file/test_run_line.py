@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.batch.file import run_line as module
-from tidemill.batch.file.lines import Overlong, RawLine
+from tidemill.batch.file.lines import Overlong, RawLine, Vendor
 from tidemill.batch.file.run_line import LineResult, run_line
+from tidemill.batch.file.vendor_lines import request_line
 from tidemill.protocol.contract import EngineError, Reply, Usage
 
 Act = Callable[[], Awaitable[Reply]]
@@ -217,3 +218,72 @@ async def test_long_lines_are_parsed_and_printed_in_a_thread(
     answered = await run_line(raw(body={"x": "y" * num_bytes}), gives(reply), created=0)
     assert answered.is_success
     assert [thread != threading.get_ident() for thread in threads] == [is_long] * 2
+
+
+_SYSTEM = [{"text": "Be brief."}]
+_PARTS = [{"text": "Hi"}, {"video": {}}]
+
+
+@pytest.mark.parametrize(
+    ("vendor", "line", "place", "tokens"),
+    [
+        (
+            "anthropic",
+            {
+                "custom_id": "a",
+                "params": {
+                    "system": "Be brief.",
+                    "messages": [{"role": "user", "content": [{"type": "x"}] * 2}],
+                },
+            },
+            "messages.0.content.1.type",
+            "max_tokens",
+        ),
+        (
+            "bedrock",
+            {
+                "recordId": "a",
+                "modelInput": {
+                    "system": _SYSTEM,
+                    "messages": [{"role": "user", "content": _PARTS}],
+                    "inferenceConfig": {},
+                },
+            },
+            "messages.0.content.1.type",
+            "inferenceConfig.maxTokens",
+        ),
+        (
+            "gemini",
+            {
+                "key": "a",
+                "request": {
+                    "systemInstruction": {"parts": _SYSTEM},
+                    "contents": [{"parts": _PARTS}],
+                },
+            },
+            "contents.0.parts.1.type",
+            "generationConfig.maxOutputTokens",
+        ),
+        (
+            "no_url",
+            {"custom_id": "a", "body": {"messages": []}},
+            "messages.1.content.1.type",
+            "max_tokens",
+        ),
+    ],
+)
+async def test_an_error_of_a_vendors_line_has_its_names_and_places(
+    vendor: Vendor, line: dict[str, Any], place: str, tokens: str
+) -> None:
+    """A field of the user's that is named like ours changes nothing."""
+    param = "messages.1.content.1.type"
+    error = {"message": f"`{param}` is bad, `max_tokens` too.", "param": param, "code": "c"}
+    responder = gives(Reply(400, {"error": error}))
+    for own in ({"label": 5}, {"vendor_places": 5}):
+        given = RawLine(1, json.dumps({**line, **own}).encode())
+        request = RawLine(1, request_line(vendor, given))
+        answered = await run_line(request, responder, created=0)
+        message = f"`{place}` is bad, `{tokens}` too."
+        expected = {"message": message, "param": place, "code": "c"}
+        assert shown(answered)["response"]["body"]["error"] == expected
+        assert answered.failure == message

@@ -194,3 +194,37 @@ def test_a_text_with_many_beginnings_is_parsed_once(form: str, beginning: str) -
     text = beginning * (60_000 // len(beginning))
     answer = parsed(text, form)
     assert (answer.content, answer.calls) == (text, ())
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (r"'''It's \x41\u00e9\101 \d'''", "It's Aé\x41 \\d"),
+        (r"'\ud83c\udf0a' ' and \'more\''", "🌊 and 'more'"),
+        ('"one\ntwo\\\n"', "one\ntwo"),
+        (r"('a\ud83c\udf0a',)", ["a🌊"]),
+        ("-5", -5),
+        ("[[], {'a': {}, \"b\": [1.5, None]}, false]", [[], {"a": {}, "b": [1.5, None]}, False]),
+    ],
+)
+def test_values_in_python_are_json(value: str, expected: object) -> None:
+    """Escapes, strings in parts and containers mean the same, also by characters."""
+    text = f"[add(why={value}, a=2), time.now()]"
+    parser = reading("pythonic")
+    [add, now] = parse_text(parser.for_choice(0), text).calls
+    assert json.loads(add.arguments) == {"why": expected, "a": 2}
+    assert now.arguments == "{}"
+    add.arguments.encode()  # no surrogates, which JSON could escape
+    reader = parser.for_choice(0)
+    pieces = [piece for char in text for piece in reader.push(char)]
+    assert merge_deltas([*pieces, *reader.end()]).calls == (add, now)
+
+
+def test_a_call_that_becomes_invalid_after_its_first_argument_is_incomplete() -> None:
+    """Streamed arguments cannot be taken back: the rest of the call's text follows them."""
+    answer = parsed("[weather(city='It's fine'), time.now()] Done.", "pythonic")
+    assert calls_of(answer) == [("weather", '{"city": "It"s fine\'), time.now(')]
+    assert (answer.content, answer.warnings) == ("Done.", (INCOMPLETE,))
+    marked = parsed("<|tool_call_start|>[weather(city='a', 5)]<|tool_call_end|> Done.", "lfm2")
+    assert calls_of(marked) == [("weather", '{"city": "a", 5')]
+    assert (marked.content, marked.warnings) == ("Done.", (INCOMPLETE,))

@@ -27,8 +27,6 @@ from tidemill.engine.parsers.tool_calls import INCOMPLETE, UNREAD
 
 TRANSCRIPTS = [each for name in FORMATS for each in load_transcripts(name)]
 TOKENIZER = Tokenizer.from_file(str(demo.MODEL_PATH / "tokenizer.json"))
-# Calls in Python, and those without a mark, are parsed whole.
-WHOLE = {"lfm2", "llama3_json", "olmo3", "pythonic", "xlam"}
 
 
 def parser_of(transcript: Transcript) -> ModelOutputParser:
@@ -84,7 +82,7 @@ def test_a_transcript_has_its_reasoning_content_and_calls(transcript: Transcript
         )
 
 
-@pytest.mark.parametrize("name", sorted(set(FORMATS) - WHOLE))
+@pytest.mark.parametrize("name", FORMATS)
 def test_arguments_stream_as_they_are_written(name: str) -> None:
     """The name comes first; each character of a string follows as soon as it is written."""
     [cut] = [each for each in load_transcripts(name) if each.case == "truncated"]

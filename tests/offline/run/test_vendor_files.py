@@ -49,3 +49,21 @@ def test_a_vendors_file_is_run_resumed_sharded_and_retried(
         {"modelOutput"},
         {"error"},
     ]
+
+
+def test_errors_name_the_request_of_the_vendor(
+    run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The warning before the run does, too; the system's message is not counted."""
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "video"}]}]
+    source = tmp_path / "in.jsonl"
+    records = [
+        {"custom_id": "a", "params": {"messages": HI, "say": "x"}},
+        {"custom_id": "b", "params": {"system": "Be brief.", "messages": messages}},
+    ]
+    source.write_text("\n".join(map(json.dumps, records)))
+    assert run("-i", source, "-o", tmp_path / "out.jsonl") == 0
+    place = "`messages.0.content.1.type` must be 'text'"
+    assert place in capsys.readouterr().err
+    assert main(["check", str(source)]) == 1
+    assert place in "".join(capsys.readouterr())

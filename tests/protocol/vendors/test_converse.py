@@ -165,12 +165,33 @@ def test_a_message_may_begin_with_an_image_or_a_recording() -> None:
     assert fetched_urls(chat) == {"messages.0.content.0": "s3://bucket/k"}
 
 
+def form_of(schema: str) -> dict[str, Any]:
+    """Return the format of an output with this schema."""
+    return {"type": "json_schema", "structure": {"jsonSchema": {"name": "n", "schema": schema}}}
+
+
+def test_the_format_and_the_effort_of_the_output_are_those_of_the_chat() -> None:
+    """The schema is a text; a tool's arguments may be strict."""
+    config = {"textFormat": form_of('{"type": "object"}'), "effort": "low"}
+    spec = {"toolSpec": {**SPEC["toolSpec"], "strict": True}}
+    chat = chat_of(TEXT, outputConfig=config, toolConfig={"tools": [spec]})
+    assert chat["response_format"]["json_schema"]["schema"] == {"type": "object"}
+    assert chat["reasoning_effort"] == "low"
+    assert chat["tools"][0]["function"]["strict"] is True
+    assert "response_format" not in chat_of(TEXT, outputConfig={"textFormat": None})
+
+
 def test_an_error_has_the_names_and_places_of_the_request() -> None:
     """The system's message is not counted."""
     for fields, place in (
         ({"inferenceConfig": {"maxTokens": "x"}}, "inferenceConfig.maxTokens"),
         ({"inferenceConfig": {"stopSequences": [5]}}, "inferenceConfig.stopSequences.0"),
         ({"toolConfig": {"tools": [5]}}, "toolConfig.tools.0"),
+        ({"outputConfig": {"effort": 5}}, "outputConfig.effort"),
+        (
+            {"outputConfig": {"textFormat": form_of("{")}},
+            "outputConfig.textFormat.structure.jsonSchema.schema",
+        ),
         ({"system": [TEXT], "messages": [{"role": "user"}]}, "messages.0.content"),
         (
             {"system": [TEXT], "messages": [{"role": "user", "content": [TEXT, {"video": {}}]}]},
