@@ -264,8 +264,24 @@ def test_int8_is_refused_where_nothing_multiplies_it(
         ({"quant_method": "fp8", "fmt": "e5m2"}, "has unsupported fmt 'e5m2'"),
         ({"quant_method": "gptq", "bits": 3}, "has unsupported bits 3"),
         (
-            {"quant_method": "modelopt", "quant_algo": "NVFP4"},
-            "with NVIDIA's ModelOpt (NVFP4), but",
+            {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"},
+            "with NVIDIA's ModelOpt (NVFP4_AWQ), but",
+        ),
+        (
+            {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32},
+            "has unsupported group_size 32",
+        ),
+        (
+            {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
+            "has unsupported quantized_layers None",
+        ),
+        (
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {"a": {"quant_algo": "W4A16_AWQ"}},
+            },
+            "quantized_layers: a has unsupported {'quant_algo': 'W4A16_AWQ'}",
         ),
         (
             {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:llm_awq"},
@@ -287,10 +303,23 @@ def test_int8_is_refused_where_nothing_multiplies_it(
         (
             {
                 "quant_method": "compressed-tensors",
-                "format": "int-quantized",
+                "format": "marlin-24",
                 "config_groups": {"a": {"weights": {"num_bits": 8, "type": "int"}}},
             },
-            "a has unsupported weights with 8 bits, type 'int', format 'int-quantized'",
+            "a has unsupported weights with 8 bits, type 'int', format 'marlin-24'",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    kind: {
+                        "format": f"{kind}-pack-quantized",
+                        "weights": {"num_bits": 4, "type": "float"},
+                    }
+                    for kind in ("mxfp4", "nvfp4")
+                },
+            },
+            "has 2 kinds of weights that are stored alike",
         ),
         ("?", "quantised with ?"),
     ],
