@@ -45,6 +45,20 @@ DELTANET: dict[str, Any] = {
     "linear_value_head_dim": 12,
     "full_attention_interval": 2,
 }
+NEMOTRON: dict[str, Any] = {
+    "layers_block_type": ["mamba", "moe", "attention", "mlp", "mamba", "attention"],
+    "num_hidden_layers": 6,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 12,
+    "n_groups": 2,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "moe_shared_expert_intermediate_size": 80,
+    "n_group": 2,
+    "routed_scaling_factor": 1.5,
+}
 # Config class → fields that differ from COMMON. Windows are short so that 60 tokens slide.
 FAMILIES: dict[str, dict[str, Any]] = {
     "LlamaConfig": {},
@@ -206,20 +220,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.2,
         "residual_multiplier": 0.4,
     },
-    "NemotronHConfig": {
-        "layers_block_type": ["mamba", "moe", "attention", "mlp", "mamba", "attention"],
-        "num_hidden_layers": 6,
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 16,
-        "ssm_state_size": 12,
-        "n_groups": 2,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 48,
-        "moe_shared_expert_intermediate_size": 80,
-        "n_group": 2,
-        "routed_scaling_factor": 1.5,
-    },
+    "NemotronHConfig": NEMOTRON,
     "DeepseekV2Config": SIGMOID_EXPERTS | LATENT | {"norm_topk_prob": False, "q_lora_rank": None},
     "DeepseekV3Config": SIGMOID_EXPERTS | LATENT | {"n_group": 2, "topk_group": 1},
     "Glm4MoeLiteConfig": SIGMOID_EXPERTS | LATENT,
@@ -258,6 +259,10 @@ BY_TRANSFORMERS = ("LlamaConfig", "Gemma2Config", "GptOssConfig", "MixtralConfig
 ROPE: dict[str, Any] = {"rope_theta": 10_000.0}
 # Variants of the families' models: name → config class and fields that differ from COMMON.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Nemotron-H, latent experts": (
+        "NemotronHConfig",
+        NEMOTRON | {"moe_latent_size": 32, "mlp_bias": True},
+    ),
     "North, RMS norms": (
         "Cohere2MoeConfig",
         {

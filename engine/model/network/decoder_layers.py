@@ -378,6 +378,9 @@ class LayerMaker:
             gate_up_bias=self.vector(f"{role}gate_up_proj_bias"),
             down_bias=self.vector(f"{role}down_proj_bias"),
         )
+        into = behind = None
+        if experts.latent_size:
+            into, behind = (self._linear(f"{role}expert_{side}_proj") for side in ("in", "out"))
         own = choose_experts(weights.down.dtype, weights.down.device)
         parts = self._model.gate, self._ops, self._linear_factory
         apply = make_experts(weights, routing.count, *parts)
@@ -397,7 +400,9 @@ class LayerMaker:
                 shares = shares * scales[chosen]
             if experts.scales_inputs:
                 return apply((x * shares).to(x.dtype), chosen, torch.ones_like(shares))
-            return apply(x, chosen, shares)
+            if into is None or behind is None:
+                return apply(x, chosen, shares)
+            return behind(apply(into(x), chosen, shares))
 
         return routed
 
