@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tidemill.engine.model.hf.text_classes import register_text_classes
+
 VOCAB = 320
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -224,6 +226,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "DeepseekV2Config": SIGMOID_EXPERTS | LATENT | {"norm_topk_prob": False, "q_lora_rank": None},
     "DeepseekV3Config": SIGMOID_EXPERTS | LATENT | {"n_group": 2, "topk_group": 1},
     "Glm4MoeLiteConfig": SIGMOID_EXPERTS | LATENT,
+    "Mistral4Config": {
+        **(SIGMOID_EXPERTS | LATENT),
+        "n_group": 2,
+        "head_dim": 20,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.8,
+            "llama_4_scaling_beta": 0.3,
+        },
+    },
     "Llama4TextConfig": {
         "attention_chunk_size": 16,
         "intermediate_size_mlp": 80,
@@ -251,7 +267,7 @@ RECURRENT = {
     *("Mamba2Config", "NemotronHConfig", "Qwen3NextConfig", "Qwen3_5MoeTextConfig"),
     "Qwen3_5TextConfig",
 }
-LATENTS = {"DeepseekV2Config", "DeepseekV3Config", "Glm4MoeLiteConfig"}
+LATENTS = {"DeepseekV2Config", "DeepseekV3Config", "Glm4MoeLiteConfig", "Mistral4Config"}
 ONLY_OURS = {"FalconConfig", "Llama4TextConfig", "NemotronConfig", "StableLmConfig", *RECURRENT}
 # Families whose transformers classes are also tested, like models without a native decoder.
 BY_TRANSFORMERS = ("LlamaConfig", "Gemma2Config", "GptOssConfig", "MixtralConfig", "Olmo2Config")
@@ -406,6 +422,7 @@ def build(name: str, **others: Any) -> nn.Module:
     torch.manual_seed(7)
     kind, differs = VARIANTS[name] if name in VARIANTS else (name, FAMILIES[name])
     config = getattr(transformers, kind)(**config_fields(kind, differs | others))
+    register_text_classes()
     network = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     for key, parameter in network.named_parameters():
         if parameter.ndim > 1:
