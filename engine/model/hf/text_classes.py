@@ -13,7 +13,6 @@ _UNLISTED = {"Mistral4Config": "Mistral4ForCausalLM"}
 _HEADLESS = {
     "MuseGlimmerTextConfig": "MuseGlimmerTextModel",
     "MuseSparkTextConfig": "MuseSparkTextModel",
-    "Step3p7TextConfig": "Step3p7TextModel",
 }
 
 
@@ -44,8 +43,6 @@ def _with_head(text_model: Any) -> Any:
         parent.__init__(self, config)
         self.model = text_model(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        ignored = self.model._keys_to_ignore_on_load_unexpected  # noqa: SLF001 - of later layers
-        self._keys_to_ignore_on_load_unexpected = ignored
         self.post_init()
 
     def forward(self: Any, input_ids: Tensor, logits_to_keep: int | Tensor = 0, **more: Any) -> Any:
