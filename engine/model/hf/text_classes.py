@@ -9,11 +9,8 @@ from torch import Tensor, nn
 
 # Classes that transformers has, but does not list, by their configs.
 _UNLISTED = {"Mistral4Config": "Mistral4ForCausalLM"}
-# Text models without a head, by their configs.
-_HEADLESS = {
-    "MuseGlimmerTextConfig": "MuseGlimmerTextModel",
-    "MuseSparkTextConfig": "MuseSparkTextModel",
-}
+# The beginning of the names of text models without a head, by the whole model's type.
+HEADLESS = {"muse_glimmer": "MuseGlimmerText", "muse_spark": "MuseSparkText"}
 
 
 @cache
@@ -23,8 +20,9 @@ def register_text_classes() -> None:
 
     for config, model in _UNLISTED.items():
         _register(getattr(transformers, config), getattr(transformers, model))
-    for config, model in _HEADLESS.items():
-        _register(getattr(transformers, config), _with_head(getattr(transformers, model)))
+    for name in HEADLESS.values():
+        config, model = (getattr(transformers, name + end) for end in ("Config", "Model"))
+        _register(config, _with_head(model))
 
 
 def _register(config: Any, model: Any) -> None:
