@@ -11,7 +11,7 @@ from ..config.architecture import Architecture, Experts, Latent, WeightNames
 from ..config.hf_config import ConfigFields, UnsupportedConfig
 from ..config.rope import magnitude, make_rope
 from .family import DecoderSizes, Family, make_architecture, read_query_scaling
-from .moe import mtp_layers, sigmoid_experts
+from .sigmoid_moe import mtp_layers, sigmoid_experts
 
 
 def _deepseek_v3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
