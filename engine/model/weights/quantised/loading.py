@@ -166,7 +166,8 @@ def plan_loading(
         made = [weight for weight in wanted if is_made(weight, method)]
         plain = [weight for weight in wanted if weight not in made]
         return Plan(tuple(plain), tuple(made), method)
-    plain, quantised = [], []
+    plain: list[Weight] = []
+    quantised: list[tuple[Weight, tuple[QuantisedPart | None, ...]]] = []
     for weight in wanted:
         parts = tuple(_quantised_part(quantization, part, stored) for part in weight.parts)
         first = parts[0]

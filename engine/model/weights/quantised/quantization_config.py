@@ -232,8 +232,8 @@ def _compressed_group(where: str, group: Any, whole: object) -> WeightFormat:
     )
     kind, bits = fields.get("type"), fields.get("num_bits")
     if layout in _FP4_FORMATS and (kind, bits) == ("float", 4):
-        weight_format, size = _FP4_FORMATS[layout]
-        fields.allow("group_size", size)
+        weight_format, of_scale = _FP4_FORMATS[layout]
+        fields.allow("group_size", of_scale)
         return weight_format
     own = ConfigFields(f"{where}: input_activations", inputs)
     own.allow("num_bits", 8)
