@@ -27,6 +27,7 @@ from tidemill.engine.model.families.refused_types import (
     reason_refused,
 )
 from tidemill.engine.model.families.registry import FAMILIES
+from tidemill.engine.model.hf.text_classes import HEADLESS
 from tidemill.engine.model.speech.whisper_config import KIND
 from tidemill.engine.model.vision import audio_encoder
 from tidemill.engine.model.vision.preprocessor_config import supported_types
@@ -179,7 +180,7 @@ def tried_types() -> list[str]:
     own = {*FAMILIES, *ENCODERS, *ENCODER_TYPES, *TEXT_OF_KIND, KIND}
     return sorted(
         kind
-        for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        for kind in {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *HEADLESS}
         if not {kind, f"{kind}_text"} & own and reason_refused(kind) is None
     )
 

@@ -209,15 +209,18 @@ class _Step:
         met = experts.num_experts * (
             1 - (1 - experts.num_experts_per_tok / experts.num_experts) ** tokens
         )
-        own = experts.intermediate_size
+        own, width = experts.intermediate_size, experts.latent_size or hidden
+        if experts.latent_size:
+            yield self.product("latents", tokens, hidden, width)
+            yield self.product("latents", tokens, width, hidden)
         for name, inputs, products, outputs in (
-            ("gate_up", hidden, 2 * own, own),
-            ("down", own, hidden, hidden),
+            ("gate_up", width, 2 * own, own),
+            ("down", own, width, width),
         ):
             moved: float = copies * (inputs + outputs) * size
             moved += met * inputs * products * self.form.weight_itemsize
             yield Kernel(name, "product", moved, 2.0 * copies * inputs * products)
-        yield Kernel("routing", "pass", (copies + tokens) * hidden * size)
+        yield Kernel("routing", "pass", (copies + tokens) * width * size)
         if experts.shared_intermediate_size:
             yield from self.mlp(tokens, experts.shared_intermediate_size)
 

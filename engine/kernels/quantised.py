@@ -1,9 +1,10 @@
 """Quantised weights: their layout, packing and dequantisation; quantisation to fp8 and int8.
 
 There are three forms, whatever the checkpoint's format (GPTQ, AWQ, …): fp8 (e4m3) numbers, int4
-with zero points, and fp4 (e2m1) with scales that are powers of two (e8m0), as in mxfp4. In all of
-them groups of a row's numbers share a scale. int8 is made only at load, with a scale per row, from
-weights with rotated inputs: in real models a few inputs are many times as large as the others.
+with zero points, and fp4 (e2m1) with scales that are powers of two (e8m0), as in mxfp4, or fp8, as
+in NVFP4. In all of them groups of a row's numbers share a scale. int8 is made only at load, with a
+scale per row, from weights with rotated inputs: in real models a few inputs are many times as large
+as the others.
 """
 
 from __future__ import annotations
@@ -37,19 +38,21 @@ class Quantised:
 
     `numbers` are fp8 or int8 `[…, O, I]`, or int4 or fp4 in int32 words `[…, O, ⌈I / 128⌉ · 16]`:
     word w of a block has the numbers of its inputs w, w + 16, …, w + 112, the lowest bits first;
-    int16 numbers are only dequantised. Only int4 has zeros. With an `order` (GPTQ act-order) column
-    i is for input `order[i]`. Numbers are of the weight after `rotation` of `rotated` inputs, so a
-    product's inputs must be rotated, too. Products are in `dtype`.
+    int16 numbers are only dequantised. Only int4 has zeros. Scales in fp8 (NVFP4) are multiples of
+    `row_scales`. With an `order` (GPTQ act-order) column i is for input `order[i]`. Numbers are of
+    the weight after `rotation` of `rotated` inputs, so a product's inputs must be rotated, too.
+    Products are in `dtype`.
     """
 
     numbers: Tensor
-    scales: Tensor  # […, O, ⌈I / group⌉], fp32; of fp4 e8m0 in uint8
+    scales: Tensor  # […, O, ⌈I / group⌉], fp32; of fp4 e8m0 in uint8, or fp8
     zeros: Tensor | None  # […, O, ⌈I / group⌉], uint8
     inputs: int
     group: int
     dtype: torch.dtype
     order: Tensor | None = None  # [I]
     rotation: int = 1
+    row_scales: Tensor | None = None  # […, O, 1], fp32
 
     @property
     def shape(self) -> torch.Size:
@@ -80,7 +83,7 @@ class Quantised:
     @property
     def nbytes(self) -> int:
         """Return its size in bytes."""
-        tensors = (self.numbers, self.scales, self.zeros, self.order)
+        tensors = (self.numbers, self.scales, self.zeros, self.order, self.row_scales)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def dequantised(self) -> Tensor:
@@ -91,7 +94,10 @@ class Quantised:
         elif self.zeros is None:
             codes = unpack_int4(self.numbers, self.inputs)
             numbers = torch.tensor(FP4_NUMBERS, device=self.device)[codes.int()]
-            scales = (scales.int() << EXPONENT_SHIFT).view(torch.float32)
+            if self.row_scales is None:
+                scales = (scales.int() << EXPONENT_SHIFT).view(torch.float32)
+            else:
+                scales = scales.float() * self.row_scales
         else:
             numbers = unpack_int4(self.numbers, self.inputs).float() - self._expand_groups(
                 self.zeros
@@ -104,21 +110,15 @@ class Quantised:
 
     def rows(self, indices: Tensor) -> Tensor:
         """Dequantise some rows `[T, I]` of a weight `[O, I]` to fp32."""
-        zeros = None if self.zeros is None else self.zeros[indices]
-        numbers = self.numbers.view(torch.uint8) if self.is_fp8 else self.numbers
-        some = replace(
-            self,
-            numbers=numbers[indices].view(self.numbers.dtype),
-            scales=self.scales[indices],
-            zeros=zeros,
-            dtype=torch.float32,
-        )
-        return some.dequantised()
+
+        def take(tensor: Tensor) -> Tensor:
+            return bytes_of(tensor)[indices].view(tensor.dtype)
+
+        return replace(self._mapped(take), dtype=torch.float32).dequantised()
 
     def first(self, count: int) -> Quantised:
         """Return the first of stacked matrices `[E, O, I]`."""
-        zeros = None if self.zeros is None else self.zeros[:count]
-        return replace(self, numbers=self.numbers[:count], scales=self.scales[:count], zeros=zeros)
+        return self._mapped(lambda tensor: tensor[:count])
 
     def submatrix(self, rows: range, columns: range) -> Quantised | None:
         """Return contiguous rows and columns; None if that would split a group or a block."""
@@ -138,9 +138,18 @@ class Quantised:
             numbers=self.numbers[own, words].contiguous(),
             scales=self.scales[own, of_group].contiguous(),
             zeros=None if self.zeros is None else self.zeros[own, of_group].contiguous(),
+            row_scales=None if self.row_scales is None else self.row_scales[own].contiguous(),
             inputs=len(columns),
             group=len(columns) if is_one else self.group,
         )
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> Quantised:
+        """Return it with its tensors of rows changed."""
+        zeros, row_scales = (
+            None if tensor is None else change(tensor) for tensor in (self.zeros, self.row_scales)
+        )
+        numbers, scales = change(self.numbers), change(self.scales)
+        return replace(self, numbers=numbers, scales=scales, zeros=zeros, row_scales=row_scales)
 
     def _expand_groups(self, of_groups: Tensor) -> Tensor:
         """Repeat each group's number for all its inputs."""
@@ -162,6 +171,11 @@ class Fp8Rows:
 
 # The weight of a linear layer.
 Matrix = Tensor | Quantised
+
+
+def bytes_of(numbers: Tensor) -> Tensor:
+    """Return numbers with fp8 viewed as uint8, which all devices index and load."""
+    return numbers.view(torch.uint8) if numbers.dtype == FP8 else numbers
 
 
 def as_tensor(weight: Matrix) -> Tensor:
@@ -305,7 +319,13 @@ def merge_quantised(
     numbers, scales = merge_field("numbers"), merge_field("scales")
     assert numbers is not None
     assert scales is not None
-    return replace(first, numbers=numbers, scales=scales, zeros=merge_field("zeros"))
+    return replace(
+        first,
+        numbers=numbers,
+        scales=scales,
+        zeros=merge_field("zeros"),
+        row_scales=merge_field("row_scales"),
+    )
 
 
 def fill_rows(place: Tensor, rows: Tensor) -> None:

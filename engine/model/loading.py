@@ -141,7 +141,7 @@ def refuse_native_settings(
             "engine's own decoder: merge the adapter into the model."
         )
     quantization = read_quantization_config(hf_config, settings.quantization)
-    if quantization is not None and quantization.weight_format is None:
+    if quantization is not None and quantization.is_made_at_load:
         raise ModelRefused(
             f"{settings.model}: transformers runs this model ({why}), but quantising weights to "
             f"{quantization.method} requires the engine's own decoder: leave out --quantization."
@@ -324,7 +324,7 @@ def _load_native(
     quantised = notes_on_quantization(quantization, dtype, device)
     notes = [*loaded.notes, *ignored, *blind, *quantised]
     is_whole = leader is None and parity.num_layers is None
-    if is_whole and quantization is not None and quantization.weight_format is None:
+    if is_whole and quantization is not None and quantization.is_made_at_load:
         measure = partial(_measure_drift, checkpoint, hf_config, architecture, loaded)
         with timed("drift"):
             notes.append(cached_drift(fact, measure).note(quantization.method, dtype))

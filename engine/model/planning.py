@@ -142,7 +142,7 @@ def _stays_quantised(
     quantization: QuantizationConfig | None, dtype: torch.dtype, device: torch.device
 ) -> bool:
     """Return whether weights are served as they are stored."""
-    if quantization is None or quantization.weight_format is None:
+    if quantization is None or quantization.is_made_at_load:
         return False
     return has_quantised_linear(dtype, device, quantization.product)
 

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tidemill.engine.model.hf.text_classes import register_text_classes
+
 VOCAB = 320
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -44,6 +46,20 @@ DELTANET: dict[str, Any] = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 12,
     "full_attention_interval": 2,
+}
+NEMOTRON: dict[str, Any] = {
+    "layers_block_type": ["mamba", "moe", "attention", "mlp", "mamba", "attention"],
+    "num_hidden_layers": 6,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 12,
+    "n_groups": 2,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "moe_shared_expert_intermediate_size": 80,
+    "n_group": 2,
+    "routed_scaling_factor": 1.5,
 }
 # Config class → fields that differ from COMMON. Windows are short so that 60 tokens slide.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -206,23 +222,24 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.2,
         "residual_multiplier": 0.4,
     },
-    "NemotronHConfig": {
-        "layers_block_type": ["mamba", "moe", "attention", "mlp", "mamba", "attention"],
-        "num_hidden_layers": 6,
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 16,
-        "ssm_state_size": 12,
-        "n_groups": 2,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 48,
-        "moe_shared_expert_intermediate_size": 80,
-        "n_group": 2,
-        "routed_scaling_factor": 1.5,
-    },
+    "NemotronHConfig": NEMOTRON,
     "DeepseekV2Config": SIGMOID_EXPERTS | LATENT | {"norm_topk_prob": False, "q_lora_rank": None},
     "DeepseekV3Config": SIGMOID_EXPERTS | LATENT | {"n_group": 2, "topk_group": 1},
     "Glm4MoeLiteConfig": SIGMOID_EXPERTS | LATENT,
+    "Mistral4Config": {
+        **(SIGMOID_EXPERTS | LATENT),
+        "n_group": 2,
+        "head_dim": 20,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.8,
+            "llama_4_scaling_beta": 0.3,
+        },
+    },
     "Llama4TextConfig": {
         "attention_chunk_size": 16,
         "intermediate_size_mlp": 80,
@@ -250,7 +267,7 @@ RECURRENT = {
     *("Mamba2Config", "NemotronHConfig", "Qwen3NextConfig", "Qwen3_5MoeTextConfig"),
     "Qwen3_5TextConfig",
 }
-LATENTS = {"DeepseekV2Config", "DeepseekV3Config", "Glm4MoeLiteConfig"}
+LATENTS = {"DeepseekV2Config", "DeepseekV3Config", "Glm4MoeLiteConfig", "Mistral4Config"}
 ONLY_OURS = {"FalconConfig", "Llama4TextConfig", "NemotronConfig", "StableLmConfig", *RECURRENT}
 # Families whose transformers classes are also tested, like models without a native decoder.
 BY_TRANSFORMERS = ("LlamaConfig", "Gemma2Config", "GptOssConfig", "MixtralConfig", "Olmo2Config")
@@ -258,6 +275,10 @@ BY_TRANSFORMERS = ("LlamaConfig", "Gemma2Config", "GptOssConfig", "MixtralConfig
 ROPE: dict[str, Any] = {"rope_theta": 10_000.0}
 # Variants of the families' models: name → config class and fields that differ from COMMON.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Nemotron-H, latent experts": (
+        "NemotronHConfig",
+        NEMOTRON | {"moe_latent_size": 32, "mlp_bias": True},
+    ),
     "North, RMS norms": (
         "Cohere2MoeConfig",
         {
@@ -401,6 +422,7 @@ def build(name: str, **others: Any) -> nn.Module:
     torch.manual_seed(7)
     kind, differs = VARIANTS[name] if name in VARIANTS else (name, FAMILIES[name])
     config = getattr(transformers, kind)(**config_fields(kind, differs | others))
+    register_text_classes()
     network = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     for key, parameter in network.named_parameters():
         if parameter.ndim > 1:

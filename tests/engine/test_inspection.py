@@ -208,7 +208,7 @@ def test_dequantized_weights_are_noted_as_at_load(tmp_path: Path) -> None:
     awq = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True}
     plan = planned(demo_copy(tmp_path, "model.safetensors", quantization_config=awq))
     assert plan.notes == loading.notes_on_quantization(
-        QuantizationConfig("awq", None), torch.float32, CPU
+        QuantizationConfig("awq"), torch.float32, CPU
     )
     assert "they take as much memory as unquantised ones" in plan.notes[0]
 

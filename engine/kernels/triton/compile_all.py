@@ -172,7 +172,7 @@ def mixtures(dtype: torch.dtype) -> None:
 
 
 def quantised(dtype: torch.dtype) -> None:
-    """Multiply by int4 weights, by fp4 ones of experts, and by fp8 ones, which come with bf16."""
+    """Multiply by int4 and NVFP4 weights, by fp4 ones of experts, and by fp8 ones of bf16."""
     for outputs, sizes in ((HIDDEN, (32, 64, 128, HIDDEN)), (8 * HIDDEN, (128,))):
         words = torch.empty(outputs, HIDDEN // 8, dtype=torch.int32)
         numbers = torch.empty(outputs, HIDDEN, dtype=FP8)
@@ -182,6 +182,7 @@ def quantised(dtype: torch.dtype) -> None:
             _multiplied(Quantised(words, scales, zeros, HIDDEN, group, dtype))
             if dtype == torch.bfloat16 and group >= 128:
                 _multiplied(Quantised(numbers, scales, None, HIDDEN, group, dtype))
+        _multiplied(_nvfp4(words, HIDDEN, dtype))
     count = 64  # experts, whose groups are large
     scales = torch.empty(count, HEAD_DIM, HIDDEN // 128)
     zeros, words = torch.empty_like(scales, dtype=torch.uint8), words[: count * HEAD_DIM]
@@ -191,6 +192,7 @@ def quantised(dtype: torch.dtype) -> None:
     stacked = words.view(count, HEAD_DIM, -1)
     four = Quantised(stacked, scales, zeros, HIDDEN, 128, dtype)
     weights = [four, replace(four, scales=powers, zeros=None, group=32)]
+    weights.append(_nvfp4(stacked, HIDDEN, dtype))
     if dtype == torch.bfloat16:
         numbers = numbers.view(count, HEAD_DIM, -1)
         weights.append(replace(four, numbers=numbers, zeros=None))
@@ -202,6 +204,13 @@ def quantised(dtype: torch.dtype) -> None:
                 grouped_gemm.grouped_fp8(rows, named, weight, None, ends, gate)
             else:
                 grouped_gemm.grouped_quantised(x, named, weight, None, ends, gate)
+
+
+def _nvfp4(words: torch.Tensor, inputs: int, dtype: torch.dtype) -> Quantised:
+    """Return a weight of fp4 words with a scale per 16 inputs and one per row."""
+    scales = torch.empty(*words.shape[:-1], inputs // 16, dtype=FP8)
+    rows = torch.empty(*words.shape[:-1], 1)
+    return Quantised(words, scales, None, inputs, 16, dtype, row_scales=rows)
 
 
 def _multiplied(weight: Quantised) -> None:

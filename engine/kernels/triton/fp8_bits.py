@@ -19,6 +19,7 @@ BITS_OF_ROUNDING = tl.constexpr(0x46800000)
 OF_HALVES = tl.constexpr(256.0)
 # The same for fp4, as a power of two; and the position of the exponent in fp32, with e8m0's bias.
 OF_FP4_HALVES, EXPONENT = tl.constexpr(14), tl.constexpr(EXPONENT_SHIFT)
+OF_SCALE_HALVES = tl.constexpr(256.0 * 2**14)
 
 
 @triton.jit
@@ -80,9 +81,14 @@ def halves_of_e2m1(codes):
 
 
 @triton.jit
-def scales_for_halves(scales):
-    """Return scales in fp32: those of fp4, which are e8m0, `2 ** OF_FP4_HALVES` times too large."""
-    if scales.dtype == tl.uint8:
+def scales_for_halves(scales, of_rows):
+    """Return scales in fp32: those of fp4 are `2 ** OF_FP4_HALVES` times too large.
+
+    Bytes are e4m3, as multiples of scales `of_rows`, or e8m0 without those.
+    """
+    if of_rows is not None:
+        widened = halves_of_e4m3(scales).to(tl.float32) * OF_SCALE_HALVES * of_rows
+    elif scales.dtype == tl.uint8:
         powers = scales.to(tl.int32) + OF_FP4_HALVES
         widened = (powers << EXPONENT).to(tl.float32, bitcast=True)
     else:

@@ -123,7 +123,7 @@ def grouped_quantised(
     config = _config_for("grouped_few_bits", x, count, weight.shape, gate)
     tiles = num_tiles(count, num_experts, config.sizes["ROWS"])
     out = x.new_empty(count, width)
-    arrays = x, tokens, linear.bytes_of(weight), weight.scales, weight.zeros, bias, stops, out
+    arrays = x, tokens, *linear.arrays_of(weight), bias, stops, out
     steps_a_group, groups = linear.groups_of(weight)
     launch(
         *(_grouped_few_bits, (tiles * cdiv(width, config.sizes["OUTPUTS"]),), *arrays),
@@ -312,6 +312,7 @@ def _grouped_few_bits(
     numbers,  # [num_experts, outputs, words]: int32, of fp8 uint8
     scales,  # [num_experts, outputs, groups], of fp4 uint8
     zeros,  # the same, of int4
+    row_scales,  # [num_experts, outputs, 1], if scales are fp8
     bias,  # [num_experts, outputs], or None
     stops,  # [num_experts] int32
     out,  # [S, width]; width is outputs, with a CURVE half of them
@@ -350,14 +351,15 @@ def _grouped_few_bits(
         own = own * 2
     own += tl.minimum(output, width - 1)
     total = _sums(
-        *(x, source.to(tl.int64), has_row, numbers, scales, zeros, own, has_output),
+        *(x, source.to(tl.int64), has_row, numbers, scales, zeros, row_scales, own, has_output),
         *(inputs, words, groups, steps_a_group, GROUPS, IS_EVEN, ROWS, OUTPUTS),
     )
     if bias is not None:
         total += tl.load(bias + own).to(tl.float32)[:, None]
     if CURVE is not None:
         ups = _sums(
-            *(x, source.to(tl.int64), has_row, numbers, scales, zeros, own + width, has_output),
+            *(x, source.to(tl.int64), has_row, numbers, scales, zeros, row_scales),
+            *(own + width, has_output),
             *(inputs, words, groups, steps_a_group, GROUPS, IS_EVEN, ROWS, OUTPUTS),
         )
         if bias is not None:
@@ -375,6 +377,7 @@ def _sums(
     numbers,
     scales,
     zeros,
+    row_scales,
     own,
     has_output,
     inputs,
@@ -390,12 +393,12 @@ def _sums(
     steps = tl.cdiv(inputs, linear.STEP)
     if ROWS <= linear.FEW or (ROWS < linear.WIDE and numbers.dtype.element_ty == tl.int32):
         total = linear.accumulated(
-            *(x, source, has_row, numbers, scales, zeros, own, has_output, 0, steps),
+            *(x, source, has_row, numbers, scales, zeros, row_scales, own, has_output, 0, steps),
             *(inputs, words, groups, steps_a_group, GROUPS, ROWS, OUTPUTS),
         )
     else:
         total = linear.accumulated_wide(
-            *(x, source, numbers, scales, zeros, own, 0, steps),
+            *(x, source, numbers, scales, zeros, row_scales, own, 0, steps),
             *(inputs, words, groups, steps_a_group, GROUPS, IS_EVEN, ROWS, OUTPUTS),
         )
     return total

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..linear import Fp8Linear, Linear
-from ..quantised import BLOCK, WORDS_A_BLOCK, Fp8Rows, Quantised
+from ..quantised import BLOCK, WORDS_A_BLOCK, Fp8Rows, Quantised, bytes_of
 from . import block_scaled, elementwise, fp8, split_k
 from .fp8_bits import OF_HALVES, halves_of_e2m1, halves_of_e4m3, scales_for_halves
 from .launch import arch_of, cdiv, launch
@@ -122,7 +122,7 @@ def multiply(x: Tensor, weight: Quantised, bias: Tensor | None) -> Tensor:
     shares, each = split_k.divide(steps, programs // (tiles[0] * tiles[1]))
     out = x.new_empty(rows, outputs)
     into = out if shares == 1 else x.new_empty(shares, rows, outputs, dtype=torch.float32)
-    arrays = x, bytes_of(weight), weight.scales, weight.zeros, into
+    arrays = x, *arrays_of(weight), into
     steps_a_group, groups = groups_of(weight)
     launch(
         *(_multiply, (*tiles, shares), *arrays, rows, outputs, inputs),
@@ -143,16 +143,19 @@ def dequantised(weight: Quantised) -> Tensor:
     out = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
     config = config_for("dequantise", arch_of(weight.device))
     grid = (cdiv(outputs, config.sizes["OUTPUTS"]), cdiv(inputs, BLOCK))
-    arrays = bytes_of(weight), weight.scales, weight.zeros, out
+    arrays = *arrays_of(weight), out
     sizes = outputs, inputs, weight.numbers.shape[-1], weight.scales.shape[-1]
     steps_a_group, groups = groups_of(weight)
     launch(_dequantise, grid, *arrays, *sizes, steps_a_group, config=config, GROUPS=groups)
     return out
 
 
-def bytes_of(weight: Quantised) -> Tensor:
-    """Return a weight's numbers, fp8 viewed as uint8, which Ampere supports."""
-    return weight.numbers.view(torch.uint8) if weight.is_fp8 else weight.numbers
+def arrays_of(weight: Quantised) -> tuple[Tensor | None, ...]:
+    """Return a kernel's arrays of a weight: numbers, scales, zeros and row scales.
+
+    fp8 is viewed as uint8, which Ampere supports.
+    """
+    return bytes_of(weight.numbers), bytes_of(weight.scales), weight.zeros, weight.row_scales
 
 
 def groups_of(weight: Quantised) -> tuple[int, int]:
@@ -168,6 +171,7 @@ def _multiply(
     numbers,  # [outputs, words]: int32, of fp8 uint8
     scales,  # [outputs, groups], of fp4 uint8
     zeros,  # [outputs, groups], of int4
+    row_scales,  # [outputs, 1], if scales are fp8
     out,  # [T, outputs]; of more shares than one their parts, [shares, T, outputs]
     rows,
     outputs,
@@ -188,12 +192,13 @@ def _multiply(
     last = min(first + steps_each, tl.cdiv(inputs, STEP))
     if ROWS <= FEW or (ROWS < WIDE and numbers.dtype.element_ty == tl.int32):
         total = accumulated(
-            *(x, row, has_row, numbers, scales, zeros, output, has_output, first, last),
+            *(x, row, has_row, numbers, scales, zeros, row_scales, output, has_output),
+            *(first, last),
             *(inputs, words, groups, steps_a_group, GROUPS, ROWS, OUTPUTS),
         )
     else:
         total = accumulated_wide(
-            *(x, tl.minimum(row, rows - 1), numbers, scales, zeros),
+            *(x, tl.minimum(row, rows - 1), numbers, scales, zeros, row_scales),
             *(tl.minimum(output, outputs - 1), first, last),
             *(inputs, words, groups, steps_a_group, GROUPS, IS_EVEN, ROWS, OUTPUTS),
         )
@@ -210,6 +215,7 @@ def accumulated(
     numbers,
     scales,
     zeros,
+    row_scales,
     output,  # [OUTPUTS]
     has_output,
     first,
@@ -224,6 +230,7 @@ def accumulated(
 ):
     """Return the sums of some steps, `[OUTPUTS, ROWS]`; `_multiply` describes the arguments."""
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    of_rows = _of_outputs(row_scales, output, has_output)
     for step in range(first, last):
         for part in tl.static_range(GROUPS):
             group = step // steps_a_group if GROUPS == 1 else step * GROUPS + part
@@ -236,14 +243,14 @@ def accumulated(
             else:
                 place = output[:, None] * words + step * WORDS + tl.arange(0, WORDS)[None, :]
                 held = tl.load(numbers + place, has_output[:, None], other=0)
-                zero = _zeros_at(zeros, output * groups + group, has_group)
+                zero = _of_outputs(zeros, output * groups + group, has_group)
                 for index in tl.static_range(PLACES // GROUPS):
                     which = part * (PLACES // GROUPS) + index
                     column = step * STEP + which * WORDS + tl.arange(0, WORDS)
                     weight = _of_four_bits(held, which, zero, x.dtype.element_ty)
                     of_group = tl.dot(weight, _turned(x, row, has_row, column, inputs), of_group)
             scale = tl.load(scales + output * groups + group, has_group, other=0)
-            total += of_group * scales_for_halves(scale)[:, None]
+            total += of_group * scales_for_halves(scale, of_rows)[:, None]
     if numbers.dtype.element_ty == tl.uint8:
         total *= OF_HALVES
     return total
@@ -256,6 +263,7 @@ def accumulated_wide(
     numbers,
     scales,
     zeros,
+    row_scales,
     output,  # [OUTPUTS], the same
     first,
     last,
@@ -275,6 +283,7 @@ def accumulated_wide(
     weight_at = numbers + output[:, None] * inputs + first * STEP + column[None, :]
     x_at = x + row[None, :] * inputs + first * STEP + column[:, None]
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    of_rows = None if row_scales is None else tl.load(row_scales + output)
     for step in range(first, last):
         if numbers.dtype.element_ty == tl.int32:
             held = tl.load(held_at)
@@ -282,7 +291,7 @@ def accumulated_wide(
         for part in tl.static_range(STEP // PART):
             group = step // steps_a_group if GROUPS == 1 else step * GROUPS
             group = tl.minimum(group + part * GROUPS // (STEP // PART), groups - 1)
-            scale = scales_for_halves(tl.load(scales + output * groups + group))
+            scale = scales_for_halves(tl.load(scales + output * groups + group), of_rows)
             is_there = column < inputs - step * STEP - part * PART
             if numbers.dtype.element_ty == tl.uint8:
                 code = _loaded(weight_at, is_there[None, :], IS_EVEN)
@@ -303,9 +312,9 @@ def accumulated_wide(
 
 
 @triton.jit
-def _zeros_at(zeros, places, is_there):
-    """Load groups' zeros; None if there are none."""
-    return None if zeros is None else tl.load(zeros + places, is_there, other=0)
+def _of_outputs(numbers, places, is_there):
+    """Load zeros of groups, or scales of rows; None if there are none."""
+    return None if numbers is None else tl.load(numbers + places, is_there, other=0)
 
 
 @triton.jit
@@ -353,6 +362,7 @@ def _dequantise(
     numbers,  # [outputs, words]: int32, of fp8 uint8
     scales,  # [outputs, groups], of fp4 uint8
     zeros,  # [outputs, groups], of int4
+    row_scales,  # [outputs, 1], if scales are fp8
     out,  # [outputs, inputs]
     outputs,
     inputs,
@@ -365,11 +375,12 @@ def _dequantise(
     output = tl.program_id(0).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
     step = tl.program_id(1)
     has_output = output < outputs
+    of_rows = _of_outputs(row_scales, output, has_output)
     for part in tl.static_range(GROUPS):
         group = step // steps_a_group if GROUPS == 1 else step * GROUPS + part
         has_group = has_output & (group < groups)
         scale = tl.load(scales + output * groups + group, has_group, other=0)
-        scale = scales_for_halves(scale)
+        scale = scales_for_halves(scale, of_rows)
         if numbers.dtype.element_ty == tl.uint8:
             column = step * STEP + part * (STEP // GROUPS) + tl.arange(0, STEP // GROUPS)
             weight = _of_fp8(numbers, output, has_output, column, inputs, tl.float32) * OF_HALVES
@@ -377,7 +388,7 @@ def _dequantise(
         else:
             place = output[:, None] * words + step * WORDS + tl.arange(0, WORDS)[None, :]
             held = tl.load(numbers + place, has_output[:, None], other=0)
-            zero = _zeros_at(zeros, output * groups + group, has_group)
+            zero = _of_outputs(zeros, output * groups + group, has_group)
             for index in tl.static_range(PLACES // GROUPS):
                 which = part * (PLACES // GROUPS) + index
                 column = step * STEP + which * WORDS + tl.arange(0, WORDS)

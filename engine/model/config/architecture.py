@@ -40,7 +40,7 @@ class Experts:
     instead of their outputs. With `has_own_norms` router and experts each read the residual through
     their own norm, the outputs of the experts and the shared MLP are normed, and each expert's
     output is multiplied by a stored number. The sum of experts and shared MLP is multiplied by
-    `output_scale`.
+    `output_scale`. With a `latent_size` experts read and write latents of the hidden state.
     """
 
     num_experts: int
@@ -59,6 +59,7 @@ class Experts:
     has_shared_gate: bool = False
     has_own_norms: bool = False
     scales_inputs: bool = False
+    latent_size: int = 0
     output_scale: float = 1.0
 
 

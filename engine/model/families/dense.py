@@ -14,6 +14,7 @@ from .family import (
     Family,
     attention_biases,
     make_architecture,
+    read_query_scaling,
     ropes_by_window,
     uniform_windows,
     windows_by_layer,
@@ -250,21 +251,15 @@ def _ministral3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     parameters = dict(
         fields.get("rope_scaling") or fields.get("rope_parameters") or _MINISTRAL3_ROPE
     )
-    beta, _ = (
-        parameters.pop("llama_4_scaling_beta", None),
-        parameters.pop("max_position_embeddings", None),
-    )
+    query_scaling = read_query_scaling(parameters)
     parameters.setdefault("rope_theta", fields.get("rope_theta") or 1e6)
-    original = parameters.get("original_max_position_embeddings")
     rope = make_rope(parameters, sizes.head_dim, sizes.positions, 10_000.0)
-    if beta is not None and type(original) is not int:
-        raise UnsupportedConfig("its rope sets llama_4_scaling_beta without original positions")
     return make_architecture(
         fields,
         sizes,
         windows=uniform_windows(fields, sizes),
         ropes=[rope] * sizes.layers,
-        query_scaling=None if beta is None else (float(beta), original),
+        query_scaling=query_scaling,
     )
 
 

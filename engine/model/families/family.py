@@ -62,6 +62,18 @@ class Family:
         return self.has_text_class and not self.sorts_rows
 
 
+def read_query_scaling(parameters: dict[str, Any]) -> tuple[float, int] | None:
+    """Return and remove the scaling of queries by their positions from a rope's parameters."""
+    beta = parameters.pop("llama_4_scaling_beta", None)
+    parameters.pop("max_position_embeddings", None)
+    if beta is None:
+        return None
+    original = parameters.get("original_max_position_embeddings")
+    if type(original) is not int:
+        raise UnsupportedConfig("its rope sets llama_4_scaling_beta without original positions")
+    return float(beta), original
+
+
 def make_architecture(
     fields: ConfigFields,
     sizes: DecoderSizes,

@@ -19,7 +19,7 @@ from ..config.architecture import (
 from ..config.hf_config import ConfigFields, UnsupportedConfig
 from ..config.rope import make_rope
 from .family import FULL, DecoderSizes, Family, attention_biases, make_architecture
-from .moe import qwen_experts
+from .softmax_moe import qwen_experts
 
 LINEAR = "linear_attention"
 _ROPES = {"default": "default", "mrope": "default", "yarn": "yarn"}

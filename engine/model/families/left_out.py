@@ -23,7 +23,6 @@ LEFT_OUT: Mapping[str, LeftOut] = MappingProxyType(
         "cohere": LeftOut("Command R+", "use_qk_norm", value=True),
         "falcon": LeftOut("Falcon-RW", "alibi", value=True),
         "gemma4_text": LeftOut("Gemma 4 E2B and E4B", "hidden_size_per_layer_input", 256),
-        "nemotron_h": LeftOut("Nemotron 3 Super and Ultra", "moe_latent_size", 1024),
         "opt": LeftOut("OPT 350M", "do_layer_norm_before", value=False),
         "stablelm": LeftOut("StableLM 2 12B", "qk_layernorm", value=True),
     }

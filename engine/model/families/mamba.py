@@ -302,10 +302,7 @@ def _nemotron_h(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 def _nemotron_experts(fields: ConfigFields) -> Experts:
     """Return the experts of Nemotron 3, which have no gate."""
-    if fields.get("moe_latent_size"):
-        raise UnsupportedConfig(
-            "its experts read latents (moe_latent_size), which are not supported"
-        )
+    latent = fields.count("moe_latent_size") if fields.get("moe_latent_size") else 0
     return Experts(
         num_experts=fields.count("n_routed_experts"),
         num_experts_per_tok=fields.count("num_experts_per_tok"),
@@ -317,6 +314,7 @@ def _nemotron_experts(fields: ConfigFields) -> Experts:
         topk_groups=fields.count("topk_group", 1),
         routed_scaling_factor=fields.number("routed_scaling_factor", 1.0),
         shared_intermediate_size=fields.count("moe_shared_expert_intermediate_size"),
+        latent_size=latent,
     )
 
 

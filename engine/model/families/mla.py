@@ -1,16 +1,17 @@
-"""Families of latent attention (MLA): DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash."""
+"""Families of latent attention (MLA): DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash, Mistral 4."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from ..config.architecture import Architecture, Experts, Latent, WeightNames
 from ..config.hf_config import ConfigFields, UnsupportedConfig
 from ..config.rope import magnitude, make_rope
-from .family import DecoderSizes, Family, make_architecture
-from .moe import mtp_layers, sigmoid_experts
+from .family import DecoderSizes, Family, make_architecture, read_query_scaling
+from .sigmoid_moe import mtp_layers, sigmoid_experts
 
 
 def _deepseek_v3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
@@ -59,7 +60,32 @@ def _deepseek_v2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     return _mla(fields, sizes, mixed)
 
 
-def _mla(fields: ConfigFields, sizes: DecoderSizes, experts: list[Experts | None]) -> Architecture:
+def _mistral4(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    width = fields.count("moe_intermediate_size", 2048)
+    experts = Experts(
+        num_experts=fields.count("n_routed_experts"),
+        num_experts_per_tok=fields.count("num_experts_per_tok"),
+        intermediate_size=width,
+        norm_topk_prob=fields.flag("norm_topk_prob"),
+        num_groups=fields.count("n_group", 1),
+        topk_groups=fields.count("topk_group", 1),
+        routed_scaling_factor=fields.number("routed_scaling_factor", 1.0),
+        shared_intermediate_size=width * fields.count("n_shared_experts", 1),
+    )
+    dense = fields.get("first_k_dense_replace") or 0
+    mixed = [experts if layer >= dense else None for layer in range(sizes.layers)]
+    names = WeightNames(
+        expert=("experts.gate_up_proj", "", "experts.down_proj"), stacked_experts="rows"
+    )
+    return replace(_mla(fields, sizes, mixed, _MISTRAL_ROPE), names=names)
+
+
+def _mla(
+    fields: ConfigFields,
+    sizes: DecoderSizes,
+    experts: list[Experts | None],
+    missing_rope: Mapping[str, Any] = MappingProxyType({}),
+) -> Architecture:
     """Return a decoder with latent attention."""
     for key in _WITHOUT_EFFECT:
         fields.get(key)
@@ -73,7 +99,8 @@ def _mla(fields: ConfigFields, sizes: DecoderSizes, experts: list[Experts | None
         has_rope_pairs=fields.flag("rope_interleave", default=True),
         has_bias=fields.flag("attention_bias"),
     )
-    parameters = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
+    parameters = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or missing_rope)
+    query_scaling = read_query_scaling(parameters)
     parameters.setdefault("rope_theta", fields.get("rope_theta"))
     if parameters.get("partial_rotary_factor") is not None:
         parameters.pop("partial_rotary_factor")  # the rotary part is rotated as a whole
@@ -86,6 +113,7 @@ def _mla(fields: ConfigFields, sizes: DecoderSizes, experts: list[Experts | None
         ropes=[rope] * sizes.layers,
         experts=experts,
         o_proj_bias=latent.has_bias,
+        query_scaling=query_scaling,
         names=WeightNames(),
         num_mtp_layers=mtp_layers(fields, "num_nextn_predict_layers", "num_mtp_layers"),
     )
@@ -148,10 +176,38 @@ _GLM = {
     "moe_intermediate_size": 1536,
     "n_shared_experts": 1,
 }
+_MISTRAL_ROPE = MappingProxyType(
+    {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 128.0,
+        "original_max_position_embeddings": 8192,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    }
+)
+_MISTRAL = {
+    "eos_token_id": 2,
+    "kv_lora_rank": 256,
+    "n_routed_experts": 128,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 4,
+    "q_lora_rank": 1024,
+    "qk_nope_head_dim": 64,
+}
 MLA: dict[str, Family] = {
     "deepseek_v2": Family("DeepseekV2ForCausalLM", _deepseek_v2, 64, _V2, _UNUSED, sorts_rows=True),
     "deepseek_v3": Family("DeepseekV3ForCausalLM", _deepseek_v3, 64, _V3, _UNUSED, sorts_rows=True),
     "kimi_k2": Family("DeepseekV3ForCausalLM", _deepseek_v3, 64, _V3, _UNUSED, sorts_rows=True),
+    "mistral4": Family(
+        "Mistral4ForCausalLM",
+        _mistral4,
+        64,
+        _MISTRAL,
+        {**_UNUSED, "num_local_experts": "n_routed_experts"},
+        sorts_rows=True,
+    ),
     "glm4_moe_lite": Family(
         "Glm4MoeLiteForCausalLM",
         _glm4_moe_lite,

@@ -31,7 +31,8 @@ from .hybrid import HYBRID
 from .llama4 import LLAMA4
 from .mamba import MAMBA
 from .mla import MLA
-from .moe import MOE, qwen_experts
+from .sigmoid_moe import SIGMOID_MOE
+from .softmax_moe import SOFTMAX_MOE, qwen_experts
 
 
 def architecture_of(hf_config: HFConfig) -> Architecture:
@@ -267,5 +268,6 @@ FAMILIES: dict[str, Family] = {
     **LLAMA4,
     **MAMBA,
     **MLA,
-    **MOE,
+    **SIGMOID_MOE,
+    **SOFTMAX_MOE,
 }

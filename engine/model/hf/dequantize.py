@@ -16,7 +16,7 @@ from ..config.hf_config import HFConfig
 from ..families.registry import architecture_of
 from ..network.kv_cache_size import free_bytes
 from ..weights.checkpoint import FLOATS, Checkpoint
-from ..weights.quantised.loading import IGNORED, matrices_of, plan_loading
+from ..weights.quantised.loading import IGNORED, STACKED_AXES, matrices_of, plan_loading
 from ..weights.weight_map import weights_of
 from ..weights.weight_parts import Weight, whole
 from ..weights.weights import check_stored, fill_weights, find_stored, read_weights
@@ -81,9 +81,8 @@ def dequantised_state(
     """
     name, quantization = checkpoint.name, checkpoint.quantization
     assert quantization is not None
-    assert quantization.weight_format is not None
     stored = find_stored(checkpoint.files, (), is_multimodal=is_multimodal)
-    matrices = list(matrices_of(quantization.weight_format, stored))
+    matrices = list(matrices_of(quantization, stored))
     needed = plan_loading(name, quantization, matrices, stored).tensors()
     keys = {part.key for weight in needed for part in weight.parts}
     used = {key: tensor for key, tensor in stored.items() if key in keys}
@@ -102,7 +101,7 @@ def dequantised_state(
     for key, weight in plan_loading(name, quantization, wanted, stored).read(fill, dtype, CPU):
         plain = as_tensor(weight)
         # Stacked experts are stored transposed if they are not quantised.
-        is_turned = quantization.weight_format.is_stacked and key not in stored
+        is_turned = plain.ndim == STACKED_AXES and key not in stored
         state[key] = plain.transpose(1, 2).contiguous() if is_turned else plain
     return state
 

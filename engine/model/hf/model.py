@@ -37,6 +37,7 @@ from ..weights.sanity import check_finite, check_logits, check_numbers
 from . import modules as transformers_modules
 from .forward import ATTENTION, TransformersNetwork, probe
 from .pretrained import class_of, from_pretrained, from_state
+from .text_classes import register_text_classes
 
 # Config keys that are allowed in addition to the fields of its class.
 _FIELDS_OF_ANY = (
@@ -237,6 +238,7 @@ def read_config(hf_config: HFConfig) -> Any:
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # the check covers its warnings, such as for YaRN by an override
+    register_text_classes()
     with TemporaryDirectory() as folder:
         Path(folder, CONFIG).write_text(json.dumps(hf_config.raw), encoding="utf-8")
         try:

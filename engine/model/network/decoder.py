@@ -224,8 +224,9 @@ class Decoder:
         State is stored in any case; it returns nothing if the last layer's rows are not wanted.
         """
         if layer.latent is not None:
-            latents = cast("LatentBackend", attention)
-            return layer.latent.attend(latents, x, residual, cos_sin[layer.rope])
+            latents, scaling = cast("LatentBackend", attention), self._model.query_scaling
+            growth = None if scaling is None else _query_growth(scaling, step.positions)
+            return layer.latent.attend(latents, x, residual, cos_sin[layer.rope], growth)
         if layer.recurrent is None:
             return self._attend(attention, layer, x, residual, cos_sin, step)
         assert isinstance(attention, HybridBackend)
@@ -294,13 +295,9 @@ class Decoder:
                 part.copy_(self._wide_norm(part, weight, norms.eps))
             norms = None
         if layer.query_scaling is not None:
-            beta, original = layer.query_scaling
-            grown = 1 + beta * torch.log1p(((positions + 1) // original).float())
-            qkv[:, :width] *= grown[:, None].to(qkv.dtype)
+            qkv[:, :width] *= _query_growth(layer.query_scaling, positions + 1).to(qkv.dtype)
         if model.query_scaling is not None:
-            beta, original = model.query_scaling
-            grown = 1 + beta * torch.log1p((positions // original).float())
-            qkv[:, :width] *= grown[:, None].to(qkv.dtype)
+            qkv[:, :width] *= _query_growth(model.query_scaling, positions).to(qkv.dtype)
         if model.value_scale != 1:
             qkv[:, -shape.num_kv_heads * shape.value_dim :] *= model.value_scale
         if model.has_value_norm:
@@ -398,6 +395,12 @@ def _result(running: Generator[None, None, Tensor]) -> Tensor:
         except StopIteration as done:
             result: Tensor = done.value
             return result
+
+
+def _query_growth(scaling: tuple[float, int], positions: Tensor) -> Tensor:
+    """Return the factors of queries by their positions, `[T, 1]`; see `Architecture`."""
+    beta, original = scaling
+    return (1 + beta * torch.log1p((positions // original).float()))[:, None]
 
 
 def _token_adapters(step: Step) -> NDArray[np.int32]:

@@ -52,14 +52,24 @@ class LatentMixer:
     projections: UpProjections
 
     def attend(
-        self, backend: LatentBackend, x: Tensor | None, residual: Tensor, cos_sin: Tensor
+        self,
+        backend: LatentBackend,
+        x: Tensor | None,
+        residual: Tensor,
+        cos_sin: Tensor,
+        growth: Tensor | None = None,
     ) -> Tensor:
-        """Store a step's latents and return its attention output: `[T, H · Dv]`."""
+        """Store a step's latents and return its attention output: `[T, H · Dv]`.
+
+        Queries are multiplied by `growth [T, 1]`.
+        """
         sizes, rank = self.latent, self.latent.kv_rank
         down = self.down_proj(x, residual)
         query, key = down[:, : -rank - sizes.rope_dim], down[:, -rank - sizes.rope_dim :]
         if self.query_up is not None and self.query_norm is not None:
             query = self.query_up(self.query_norm(query.contiguous()))
+        if growth is not None:
+            query = query * growth.to(query.dtype)
         query = query.view(len(query), self.num_heads, -1)  # [T, H, Dn + Dr]
         latents = self.norm(key[:, :rank].contiguous())
         plain, rotary = torch.split(query, [sizes.nope_dim, sizes.rope_dim], dim=2)
@@ -378,6 +388,9 @@ class LayerMaker:
             gate_up_bias=self.vector(f"{role}gate_up_proj_bias"),
             down_bias=self.vector(f"{role}down_proj_bias"),
         )
+        into = behind = None
+        if experts.latent_size:
+            into, behind = (self._linear(f"{role}expert_{side}_proj") for side in ("in", "out"))
         own = choose_experts(weights.down.dtype, weights.down.device)
         parts = self._model.gate, self._ops, self._linear_factory
         apply = make_experts(weights, routing.count, *parts)
@@ -397,7 +410,9 @@ class LayerMaker:
                 shares = shares * scales[chosen]
             if experts.scales_inputs:
                 return apply((x * shares).to(x.dtype), chosen, torch.ones_like(shares))
-            return apply(x, chosen, shares)
+            if into is None or behind is None:
+                return apply(x, chosen, shares)
+            return behind(apply(into(x), chosen, shares))
 
         return routed
 

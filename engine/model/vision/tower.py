@@ -104,8 +104,7 @@ def _check_unquantised(
 ) -> None:
     """Refuse to understand a tower of quantised weights: its modules support only plain ones."""
     plan = plan_loading(checkpoint.name, checkpoint.quantization, wanted, stored)
-    keys = {own.role for _, parts in plan.quantised for specs in parts for own in specs.values()}
-    keys |= {weight.role for weight in wanted}
+    keys = {own.role for own in plan.tensors()} | {weight.role for weight in wanted}
     quantised = [stored[key] for key in keys & stored.keys() if stored[key].kind not in FLOATS]
     if quantised:
         places = {(tensor.file, tensor.start) for tensor in quantised}

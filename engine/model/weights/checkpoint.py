@@ -303,12 +303,16 @@ def _check_file(name: str, path: Path, quantization: QuantizationConfig | None) 
             f"{name}: {path.name} is truncated or not a safetensors file ({exc}): copy or fetch it "
             "again."
         ) from exc
-    weight_format = None if quantization is None else quantization.weight_format
-    main_tensor, kinds = ("weight", FLOATS) if weight_format is None else weight_format.main_tensor
+    formats = () if quantization is None else quantization.weight_formats
+    kinds = {
+        kind
+        for name, kinds in (weight_format.main_tensor for weight_format in formats)
+        for kind in kinds
+        if name == "weight"
+    }
     # Masks and ids may have any dtype, because they are not multiplied.
     for key, kind in stored.items():
-        own = key.rpartition(".")[2]
-        if own == "weight" and not (own == main_tensor and kind in kinds):
+        if key.rpartition(".")[2] == "weight" and kind not in kinds:
             check_kind(name, key, kind)
 
 

@@ -25,6 +25,7 @@ FEW = 16
 # torch computes this many numbers on one thread.
 _ONE_THREAD = 2**15
 _SMALL = 2**20
+_UNBOUNDED = ("bias", "_global_scale")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _DAMAGED = "its files are damaged or were written incorrectly: copy or fetch them again."
 
@@ -33,7 +34,7 @@ def check_numbers(name: str, tensors: Iterable[tuple[str, Tensor]]) -> list[str]
     """Refuse weights, by their keys, that contain NaN, infinity or impossibly large numbers.
 
     Return the keys of the matrices that contain only 0. Biases may have any size: some exclude
-    tokens.
+    tokens. So may the inverse scales of small weights.
     """
     floats = [pair for pair in tensors if pair[1].dtype in _FLOATS and pair[1].numel()]
     if not floats:
@@ -44,7 +45,7 @@ def check_numbers(name: str, tensors: Iterable[tuple[str, Tensor]]) -> list[str]
         largest = max(-low, high)
         if not largest < float("inf"):  # NaN fails this, too
             raise ModelRefused(f"{name}: {key} contains NaN or infinity: {_DAMAGED}")
-        if largest > LARGEST_NUMBER and not key.endswith("bias"):
+        if largest > LARGEST_NUMBER and not key.endswith(_UNBOUNDED):
             raise ModelRefused(
                 f"{name}: {key} contains numbers up to {largest:.2g}, but those of trained models "
                 f"are below {LARGEST_NUMBER:,.0f}: {_DAMAGED}"

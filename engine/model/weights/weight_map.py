@@ -33,6 +33,8 @@ from .weight_parts import (
     whole,
 )
 
+# Names of the projections to the latents of experts and back.
+LATENT_PROJ = ("fc1_latent_proj", "fc2_latent_proj")
 # Norms of experts next to an MLP, by their roles.
 EXPERT_NORMS = {
     "experts_layernorm": "pre_feedforward_layernorm_2",
@@ -294,12 +296,25 @@ class _Layer:
                 yield from _norm(self.model, self.role + role, self.prefix + name)
         if experts.has_shared_gate:
             yield whole(f"{self.role}shared_gate", f"{prefix}{names.shared_gate}.weight", 1, hidden)
+        if experts.latent_size:
+            yield from self._latents(prefix, experts.latent_size)
         own = self.shard.indices(experts.intermediate_size)
         if names.stacked_experts == "rows":
             yield from self._expert_rows(prefix, experts, own)
             return
         make = self._stacked_experts if names.stacked_experts else self._single_experts
         yield from make(f"{prefix}experts.", experts, own)
+
+    def _latents(self, prefix: str, latent: int) -> Iterator[Weight]:
+        """Yield the projections to latents, which experts read and write, and back."""
+        hidden, has_bias = self.model.hidden_size, self.model.mlp_bias
+        (into, behind), role = LATENT_PROJ, self.role
+        yield whole(f"{role}expert_in_proj", f"{prefix}{into}.weight", latent, hidden)
+        yield whole(f"{role}expert_out_proj", f"{prefix}{behind}.weight", hidden, latent)
+        if has_bias:
+            yield whole(f"{role}expert_in_proj_bias", f"{prefix}{into}.bias", latent)
+        if has_bias and self.shard.rank == 0:  # a sum over ranks contains it once
+            yield whole(f"{role}expert_out_proj_bias", f"{prefix}{behind}.bias", hidden)
 
     def _expert_rows(self, prefix: str, experts: Experts, own: range) -> Iterator[Weight]:
         """Yield the weights of experts stored as one tensor, gates above ups."""
@@ -328,7 +343,7 @@ class _Layer:
         count, width, hidden = (
             experts.num_experts,
             experts.intermediate_size,
-            self.model.hidden_size,
+            experts.latent_size or self.model.hidden_size,
         )
         gate, up, down = self.model.names.expert
         above = [(gate, 0), (up, len(own))] if gate else [(up, 0)]

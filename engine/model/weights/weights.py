@@ -54,6 +54,7 @@ DTYPES = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "I32": torch.int32,
+    "I8": torch.int8,
     "U8": torch.uint8,
 }
 # Prefixes of the text model in a multimodal checkpoint, when the text model is served alone.

@@ -54,7 +54,10 @@ MET = [
     "GraniteMoeHybridConfig",
 ]
 # Whose tiny models have two key heads, or two groups of B and C.
-BY_TWO = ["Qwen3NextConfig", "Qwen3_5TextConfig", "BambaConfig", "Mamba2Config", "NemotronHConfig"]
+BY_TWO = [
+    *("Qwen3NextConfig", "Qwen3_5TextConfig", "BambaConfig", "Mamba2Config", "NemotronHConfig"),
+    "Nemotron-H, latent experts",
+]
 
 
 def saved(name: str, folder: Path) -> tuple[Checkpoint, Any, Any]:

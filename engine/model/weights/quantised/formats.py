@@ -1,4 +1,4 @@
-"""Formats of quantised matrices `[O, I]` in files: fp8, AWQ, GPTQ, pack-quantized, mxfp4.
+"""Formats of quantised matrices `[O, I]` in files: fp8, AWQ, GPTQ, integers, NVFP4, mxfp4.
 
 The stored tensors decide: a checkpoint may have quantised matrices and others.
 """
@@ -21,12 +21,14 @@ FLOATS = frozenset({"F32", "F16", "BF16"})
 WORDS = frozenset({"I32"})
 NUMBERS = frozenset({"F8_E4M3"})
 BYTES = frozenset({"U8"})
+INTEGERS = frozenset({"I8"})
 # A word contains eight numbers of four bits, or four of eight.
 WORD_BITS, FOUR_BITS, IN_WORD = 32, 4, 8
 # AWQ's order of the numbers in a word.
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 # mxfp4: the number of inputs that share a scale; and the scale 2¹⁷, which no weight exceeds.
 MXFP4_GROUP, MXFP4_LARGEST_SCALE = 32, 127 + 17
+NVFP4_GROUP = 16
 
 
 class Damaged(Exception):
@@ -54,7 +56,10 @@ class WeightFormat(Protocol):
     """
 
     is_stacked: ClassVar[bool]
-    main_tensor: ClassVar[MainTensor]
+
+    @property
+    def main_tensor(self) -> MainTensor:
+        """Return the tensor that shows that a matrix is in this format."""
 
     @property
     def has_product(self) -> bool:
@@ -315,13 +320,191 @@ class Mxfp4:
     ) -> Quantised:
         """See `WeightFormat`."""
         outputs, inputs = shape
-        blocks, scales = tensors["blocks"], tensors["scales"].view(outputs, -1)
-        if float((scales == 0).float().mean()) > MOST_ZERO_SCALES:
+        blocks = tensors["blocks"].view(outputs, -1)
+        return _mxfp4(blocks, tensors["scales"].view(outputs, -1), inputs, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMxfp4:
+    """Numbers e2m1 of one matrix, two per byte, with one e8m0 scale per 32 inputs.
+
+    This is compressed-tensors' mxfp4-pack-quantized.
+    """
+
+    is_stacked: ClassVar[bool] = False
+    main_tensor: ClassVar[MainTensor] = MainTensor("weight_packed", BYTES)
+
+    @property
+    def has_product(self) -> bool:
+        """See `WeightFormat`."""
+        return True
+
+    def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """See `WeightFormat`."""
+        return stored[0], stored[1] * 2
+
+    def tensor_specs(
+        self, shape: tuple[int, ...], has: Callable[[str], bool]
+    ) -> dict[str, TensorSpec]:
+        """See `WeightFormat`."""
+        del has
+        outputs, inputs = shape
+        return {
+            "weight_packed": TensorSpec(((outputs, -(-inputs // 2)),), BYTES),
+            "weight_scale": TensorSpec(((outputs, _count_groups(inputs, MXFP4_GROUP)),), BYTES),
+        }
+
+    def read(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype
+    ) -> Quantised:
+        """See `WeightFormat`."""
+        return _mxfp4(tensors["weight_packed"], tensors["weight_scale"], shape[1], dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Nvfp4:
+    """Numbers e2m1, two per byte, with one e4m3 scale per 16 inputs and one fp32 scale of all.
+
+    ModelOpt stores the scale of all. compressed-tensors (`is_inverse`) stores its inverse, and has
+    other names.
+    """
+
+    is_inverse: bool
+
+    is_stacked: ClassVar[bool] = False
+
+    @property
+    def main_tensor(self) -> MainTensor:
+        """See `WeightFormat`."""
+        return MainTensor("weight_packed" if self.is_inverse else "weight", BYTES)
+
+    @property
+    def has_product(self) -> bool:
+        """See `WeightFormat`."""
+        return True
+
+    def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """See `WeightFormat`."""
+        return stored[0], stored[1] * 2
+
+    def tensor_specs(
+        self, shape: tuple[int, ...], has: Callable[[str], bool]
+    ) -> dict[str, TensorSpec]:
+        """See `WeightFormat`."""
+        del has
+        outputs, inputs = shape
+        groups = _count_groups(inputs, NVFP4_GROUP)
+        return {
+            self.main_tensor.name: TensorSpec(((outputs, -(-inputs // 2)),), BYTES),
+            "weight_scale": TensorSpec(((outputs, groups),), NUMBERS),
+            self._scale_of_all: TensorSpec(((), (1,)), FLOATS),
+        }
+
+    def read(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype
+    ) -> Quantised:
+        """See `WeightFormat`; each row gets the scale of all, so that matrices can be merged."""
+        outputs, inputs = shape
+        scales, of_all = tensors["weight_scale"], tensors[self._scale_of_all].float().view(1, 1)
+        bits = scales.view(torch.uint8)
+        if bool((bits & 127 == 127).any()):
+            raise Damaged("its scales contain NaN")
+        if bool((bits > 128).any()):
+            raise Damaged("it has negative scales")
+        if float((bits & 127 == 0).float().mean()) > MOST_ZERO_SCALES:
             raise Damaged("its scales are 0")
-        if int(scales.max()) > MXFP4_LARGEST_SCALE:
-            raise Damaged(f"its scales reach 2**{int(scales.max()) - 127}")
-        numbers = torch.stack((blocks & 15, blocks >> 4), -1).view(outputs, -1)[:, :inputs]
-        return Quantised(pack_int4(numbers), scales.contiguous(), None, inputs, MXFP4_GROUP, dtype)
+        if not bool(of_all > 0):
+            raise Damaged(f"its {self._scale_of_all} is 0 or negative")
+        if self.is_inverse:
+            of_all = 1 / of_all
+        return Quantised(
+            pack_int4(_codes(tensors[self.main_tensor.name], inputs)),
+            scales.contiguous(),
+            None,
+            inputs,
+            NVFP4_GROUP,
+            dtype,
+            row_scales=of_all.expand(outputs, 1).contiguous(),
+        )
+
+    @property
+    def _scale_of_all(self) -> str:
+        return "weight_global_scale" if self.is_inverse else "weight_scale_2"
+
+
+@dataclass(frozen=True, slots=True)
+class IntQuantized:
+    """Integers of compressed-tensors, one per byte: of eight bits, or of four (W4A8).
+
+    The files quantise activations as well (W8A8); a `group` of None is a row or the whole matrix.
+    """
+
+    group: int | None
+    is_symmetric: bool
+    bits: int
+
+    is_stacked: ClassVar[bool] = False
+    main_tensor: ClassVar[MainTensor] = MainTensor("weight", INTEGERS)
+
+    @property
+    def has_product(self) -> bool:
+        """See `WeightFormat`."""
+        return self.bits == FOUR_BITS
+
+    def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """See `WeightFormat`."""
+        return stored
+
+    def tensor_specs(
+        self, shape: tuple[int, ...], has: Callable[[str], bool]
+    ) -> dict[str, TensorSpec]:
+        """See `WeightFormat`."""
+        del has
+        outputs, inputs = shape
+        shapes: tuple[tuple[int, ...], ...] = ((outputs, 1), (outputs,), (), (1,), (1, 1))
+        if self.group is not None:
+            shapes = ((outputs, _count_groups(inputs, self.group)),)
+        specs = {
+            "weight": TensorSpec((shape,), INTEGERS),
+            "weight_scale": TensorSpec(shapes, FLOATS),
+        }
+        if not self.is_symmetric:
+            specs["weight_zero_point"] = TensorSpec(shapes, INTEGERS)
+        return specs
+
+    def read(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype
+    ) -> Quantised:
+        """See `WeightFormat`; numbers become unsigned, so that the middle of the range is 0."""
+        outputs, inputs = shape
+        middle, groups = 1 << (self.bits - 1), _count_groups(inputs, self.group)
+
+        def of_groups(tensor: Tensor) -> Tensor:
+            return tensor.reshape(-1, groups).expand(outputs, groups)
+
+        scales, numbers = of_groups(tensors["weight_scale"]), tensors["weight"].short()
+        if int(numbers.min()) < -middle or int(numbers.max()) >= middle:
+            raise Damaged(f"its numbers need more than {self.bits} bits")
+        zeros = torch.full_like(scales, middle, dtype=torch.uint8)
+        if not self.is_symmetric:
+            zeros = (of_groups(tensors["weight_zero_point"]).short() + middle).to(torch.uint8)
+        weight = ((numbers + middle).to(torch.uint8), scales, zeros)
+        return _quantised(*weight, inputs, group=self.group, dtype=dtype, bits=self.bits)
+
+
+def _mxfp4(blocks: Tensor, scales: Tensor, inputs: int, dtype: torch.dtype) -> Quantised:
+    """Return bytes of two numbers e2m1 `[O, ⌈I / 2⌉]` with e8m0 scales `[O, G]` as one weight."""
+    if float((scales == 0).float().mean()) > MOST_ZERO_SCALES:
+        raise Damaged("its scales are 0")
+    if int(scales.max()) > MXFP4_LARGEST_SCALE:
+        raise Damaged(f"its scales reach 2**{int(scales.max()) - 127}")
+    words = pack_int4(_codes(blocks, inputs))
+    return Quantised(words, scales.contiguous(), None, inputs, MXFP4_GROUP, dtype)
+
+
+def _codes(pairs: Tensor, inputs: int) -> Tensor:
+    """Return the codes in bytes, `[O, ⌈I / 2⌉]` → `[O, I]`, the first one in the lower bits."""
+    return torch.stack((pairs & 15, pairs >> 4), -1).flatten(1)[:, :inputs]
 
 
 def _count_groups(inputs: int, group: int | None) -> int:

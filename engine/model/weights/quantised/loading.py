@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,7 +32,8 @@ MADE = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 DERIVED = re.compile(r"rotary_emb\.inv_freq|\.(attn|attention)\.(masked_)?bias$")
 # Scales of activations and of the KV cache, which we compute at run time; their shape is known.
 IGNORED = re.compile(
-    rf"{DERIVED.pattern}|\.(input|activation|[kvq]|kv|output|prob)_scale$|\.weight_shape$"
+    rf"{DERIVED.pattern}|\.(input|activation|[kvq]|kv|output|prob)(_global)?_scale$"
+    r"|\.(input|[kvq])_zero_point$|\.weight_shape$"
 )
 WEIGHT = ".weight"
 STACKED_AXES = 3
@@ -55,27 +56,33 @@ Fill = Callable[[Sequence[Weight]], dict[str, Tensor]]
 TensorSpecs = dict[str, Weight]
 
 
+class QuantisedPart(NamedTuple):
+    """The tensors of a quantised part of a weight, and their format."""
+
+    weight_format: WeightFormat
+    tensor_specs: TensorSpecs
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Plan of a load: `plain` weights are copied, quantised ones read part by part.
 
-    A part without pieces is not quantised, though its weight's others are. `made` are plain in the
+    A part that is None is not quantised, though its weight's others are. `made` are plain in the
     files, and quantised by the `method`. `name` is the model's.
     """
 
     plain: tuple[Weight, ...]
     made: tuple[Weight, ...] = ()
     method: str = ""
-    quantised: tuple[tuple[Weight, tuple[TensorSpecs, ...]], ...] = ()
-    weight_format: WeightFormat | None = None
+    quantised: tuple[tuple[Weight, tuple[QuantisedPart | None, ...]], ...] = ()
     name: str = ""
 
     def tensors(self) -> list[Weight]:
         """Return all required tensors, with their dtypes and shapes."""
         wanted = [*self.plain, *self.made]
         for weight, parts in self.quantised:
-            for part, tensor_specs in zip(weight.parts, parts, strict=True):
-                wanted += tensor_specs.values() if tensor_specs else [_alone(part)]
+            for part, own in zip(weight.parts, parts, strict=True):
+                wanted += [_alone(part)] if own is None else own.tensor_specs.values()
         return wanted
 
     def read(
@@ -97,14 +104,14 @@ class Plan:
                 yield weight.role, whole
 
     def _joined(
-        self, weight: Weight, parts: Sequence[TensorSpecs], fill: Fill, dtype: torch.dtype
+        self, weight: Weight, parts: Sequence[QuantisedPart | None], fill: Fill, dtype: torch.dtype
     ) -> Quantised | None:
         """Return a weight of its parts; None if parts are of two kinds, or were split."""
         read = []
-        for part, tensor_specs in zip(weight.parts, parts, strict=True):
-            if not tensor_specs:
+        for part, stored in zip(weight.parts, parts, strict=True):
+            if stored is None:
                 return None
-            own = self._quantised(part, tensor_specs, fill, dtype).submatrix(*_read_ranges(part))
+            own = self._quantised(part, stored, fill, dtype).submatrix(*_read_ranges(part))
             if own is None:
                 return None
             read.append((own, part.place))
@@ -113,17 +120,17 @@ class Plan:
     def _dequantised(
         self,
         weight: Weight,
-        parts: Sequence[TensorSpecs],
+        parts: Sequence[QuantisedPart | None],
         fill: Fill,
         dtype: torch.dtype,
         device: torch.device,
     ) -> Tensor:
         """Return a dequantised weight, part by part."""
         fill_weights = torch.empty(weight.shape, dtype=dtype, device=device)
-        for part, tensor_specs in zip(weight.parts, parts, strict=True):
-            if tensor_specs:
+        for part, stored in zip(weight.parts, parts, strict=True):
+            if stored is not None:
                 rows, columns = _read_ranges(part)
-                read = self._quantised(part, tensor_specs, fill, dtype).dequantised()
+                read = self._quantised(part, stored, fill, dtype).dequantised()
                 read = read[rows.start : rows.stop, columns.start : columns.stop]
             else:
                 read = fill([_alone(part)])[part.key]
@@ -131,14 +138,13 @@ class Plan:
         return fill_weights
 
     def _quantised(
-        self, part: Part, tensor_specs: TensorSpecs, fill: Fill, dtype: torch.dtype
+        self, part: Part, stored: QuantisedPart, fill: Fill, dtype: torch.dtype
     ) -> Quantised:
-        assert self.weight_format is not None
-        tensors = fill(list(tensor_specs.values()))
-        named = {name: tensors[weight.role] for name, weight in tensor_specs.items()}
+        tensors = fill(list(stored.tensor_specs.values()))
+        named = {name: tensors[weight.role] for name, weight in stored.tensor_specs.items()}
         outputs, inputs = part.shape
         try:
-            return self.weight_format.read(named, (outputs, inputs), dtype)
+            return stored.weight_format.read(named, (outputs, inputs), dtype)
         except Damaged as exc:
             raise ModelRefused(
                 f"{self.name}: {_prefix(part)[:-1]}: {exc}: its files are damaged or were written "
@@ -156,26 +162,22 @@ def plan_loading(
     if quantization is None:
         return Plan(tuple(wanted))
     method = quantization.product
-    if (weight_format := quantization.weight_format) is None:
+    if quantization.is_made_at_load:
         made = [weight for weight in wanted if is_made(weight, method)]
         plain = [weight for weight in wanted if weight not in made]
         return Plan(tuple(plain), tuple(made), method)
-    plain, quantised = [], []
+    plain: list[Weight] = []
+    quantised: list[tuple[Weight, tuple[QuantisedPart | None, ...]]] = []
     for weight in wanted:
-        parts = tuple(_tensor_specs(weight_format, part, stored) for part in weight.parts)
-        if any(parts) and weight_format.is_stacked:
-            quantised.append(_by_experts(weight, *parts))
+        parts = tuple(_quantised_part(quantization, part, stored) for part in weight.parts)
+        first = parts[0]
+        if first is not None and first.weight_format.is_stacked:
+            quantised.append(_by_experts(weight, first))
         elif any(parts):
             quantised.append((weight, parts))
         else:
             plain.append(weight)
-    return Plan(
-        tuple(plain),
-        method=method,
-        quantised=tuple(quantised),
-        weight_format=weight_format,
-        name=name,
-    )
+    return Plan(tuple(plain), method=method, quantised=tuple(quantised), name=name)
 
 
 def _quantise_int8(weight: Tensor, columns: range | None) -> Quantised:
@@ -195,36 +197,38 @@ def is_made(weight: Weight, method: str) -> bool:
     return is_product and not (method == "int8" and has_experts)
 
 
-def matrices_of(weight_format: WeightFormat, stored: Mapping[str, TensorInfo]) -> Iterator[Weight]:
+def matrices_of(
+    quantization: QuantizationConfig, stored: Mapping[str, TensorInfo]
+) -> Iterator[Weight]:
     """Yield each stored quantised matrix, by its name in an unquantised file.
 
     Stacked experts are `[E, O, I]`, although unquantised ones are stored transposed.
     """
-    (main, kinds), is_stacked = weight_format.main_tensor, weight_format.is_stacked
-    axes, joint = (4, "_") if is_stacked else (2, ".")
-    for key, tensor in stored.items():
-        if not key.endswith(joint + main) or tensor.kind not in kinds or len(tensor.shape) != axes:
-            continue
-        module, shape = key.removesuffix(joint + main), weight_format.matrix_shape(tensor.shape)
-        if is_stacked:
-            turned = shape[0], shape[2], shape[1]
-            part = Part(module, turned, lambda weight: weight.transpose(1, 2))
-            yield Weight(module, shape, (part,))
-        else:
-            yield whole(module + WEIGHT, module + WEIGHT, *shape)
+    for weight_format in quantization.weight_formats:
+        (main, kinds), is_stacked = weight_format.main_tensor, weight_format.is_stacked
+        axes, joint = (4, "_") if is_stacked else (2, ".")
+        for key, tensor in stored.items():
+            is_main = key.endswith(joint + main) and tensor.kind in kinds
+            if not is_main or len(tensor.shape) != axes:
+                continue
+            module, shape = key.removesuffix(joint + main), weight_format.matrix_shape(tensor.shape)
+            if is_stacked:
+                turned = shape[0], shape[2], shape[1]
+                part = Part(module, turned, lambda weight: weight.transpose(1, 2))
+                yield Weight(module, shape, (part,))
+            else:
+                yield whole(module + WEIGHT, module + WEIGHT, *shape)
 
 
 def names_of(quantization: QuantizationConfig | None, wanted: Sequence[Weight]) -> list[str]:
     """Return the names of all tensors that quantised matrices may have."""
-    if quantization is None or quantization.weight_format is None:
-        return []
-    weight_format, names = quantization.weight_format, []
-    for part in (part for weight in wanted for part in weight.parts):
-        if _is_matrix(weight_format, part):
-            for has in (_has_all, _has_none):
-                names += [
-                    _prefix(part) + own for own in weight_format.tensor_specs(_shape(part), has)
-                ]
+    names: list[str] = []
+    for weight_format in () if quantization is None else quantization.weight_formats:
+        for part in (part for weight in wanted for part in weight.parts):
+            if _is_matrix(weight_format, part):
+                for has in (_has_all, _has_none):
+                    tensor_specs = weight_format.tensor_specs(_shape(part), has)
+                    names += [_prefix(part) + own for own in tensor_specs]
     return names
 
 
@@ -246,7 +250,7 @@ def without_empty_biases(
 
     Only those that the network has no place for are left out.
     """
-    if quantization is None or quantization.weight_format is None:
+    if quantization is None or quantization.is_made_at_load:
         return dict(stored)
     keys = {part.key for weight in wanted for part in weight.parts}
     matrices = [part for weight in wanted for part in weight.parts if part.key.endswith(WEIGHT)]
@@ -259,48 +263,48 @@ def without_empty_biases(
     return {key: tensor for key, tensor in stored.items() if key not in empty}
 
 
-def _tensor_specs(
-    weight_format: WeightFormat, part: Part, stored: Mapping[str, TensorInfo]
-) -> TensorSpecs:
-    """Return the tensors of a part that is quantised; none if it is not."""
-    prefix, (main_tensor, kinds) = _prefix(part), weight_format.main_tensor
-    main = stored.get(prefix + main_tensor)
-    if not _is_matrix(weight_format, part) or main is None or main.kind not in kinds:
-        return {}
-    tensor_specs = {}
-    lie = weight_format.tensor_specs(_shape(part), lambda name: prefix + name in stored)
-    for name, piece in lie.items():
-        key = prefix + name
-        there = stored[key].shape if key in stored else None
-        shape = there if there in piece.shapes else piece.shapes[0]
-        tensor_specs[name] = whole(key, key, *shape, kinds=piece.kinds)
-    return tensor_specs
+def _quantised_part(
+    quantization: QuantizationConfig, part: Part, stored: Mapping[str, TensorInfo]
+) -> QuantisedPart | None:
+    """Return the tensors of a part that is quantised; None if it is not."""
+    prefix = _prefix(part)
+    for weight_format in quantization.weight_formats:
+        main_tensor, kinds = weight_format.main_tensor
+        main = stored.get(prefix + main_tensor)
+        if not _is_matrix(weight_format, part) or main is None or main.kind not in kinds:
+            continue
+        tensor_specs = {}
+        lie = weight_format.tensor_specs(_shape(part), lambda name: prefix + name in stored)
+        for name, piece in lie.items():
+            key = prefix + name
+            there = stored[key].shape if key in stored else None
+            shape = there if there in piece.shapes else piece.shapes[0]
+            tensor_specs[name] = whole(key, key, *shape, kinds=piece.kinds)
+        return QuantisedPart(weight_format, tensor_specs)
+    return None
 
 
-def _by_experts(
-    weight: Weight, tensor_specs: TensorSpecs
-) -> tuple[Weight, tuple[TensorSpecs, ...]]:
+def _by_experts(weight: Weight, stored: QuantisedPart) -> tuple[Weight, tuple[QuantisedPart, ...]]:
     """Return a weight of stacked experts as one part per expert, with the tensors to read.
 
     Reading one by one limits the memory for packing to one expert.
     """
-    (stacked,) = weight.parts
+    (stacked,), (weight_format, tensor_specs) = weight.parts, stored
     experts, columns, rows = (*stacked.taken, *map(range, stacked.shape[len(stacked.taken) :]))
     assert columns.start % MXFP4_GROUP == 0
     groups = range(columns.start // MXFP4_GROUP, -(-columns.stop // MXFP4_GROUP))
     parts, read = [], []
     for expert in experts:
         taken = (range(expert, expert + 1), rows, groups)
-        read.append(
-            {
-                key: replace(
-                    spec,
-                    shape=(1, len(rows), len(groups), *spec.shape[3:]),
-                    parts=(replace(spec.parts[0], taken=taken),),
-                )
-                for key, spec in tensor_specs.items()
-            }
-        )
+        own = {
+            key: replace(
+                spec,
+                shape=(1, len(rows), len(groups), *spec.shape[3:]),
+                parts=(replace(spec.parts[0], taken=taken),),
+            )
+            for key, spec in tensor_specs.items()
+        }
+        read.append(QuantisedPart(weight_format, own))
         place = partial(_place_of_expert, stacked.place, expert)
         parts.append(replace(stacked, shape=(len(rows), len(columns)), place=place, taken=()))
     return replace(weight, parts=tuple(parts)), tuple(read)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.engine.kernels.triton.mutating import Mutation, assert_found, each_of
 from tidemill.engine.kernels.elementwise import Gate, act_and_mul
-from tidemill.engine.kernels.quantised import Quantised, pack_int4, quantise_fp8
+from tidemill.engine.kernels.quantised import FP8, Quantised, pack_int4, quantise_fp8
 from tidemill.engine.kernels.triton import elementwise, grouped_gemm
 from tidemill.engine.kernels.triton.tuned_tiles import KernelConfig
 
@@ -85,7 +85,7 @@ def check_order(module: ModuleType) -> None:
 def check_few_bits(module: ModuleType, gate: Gate | None = None) -> None:
     """Check products with quantised experts, of four bits and of eight, rows gathered or not.
 
-    With a gate the four bits are fp4, as in gpt-oss.
+    With a gate the four bits are fp4, as in gpt-oss, and NVFP4.
     """
     x, tokens = torch.randn(40, 136), torch.randint(0, 40, (36,), dtype=torch.int32)
     numbers = torch.randint(0, 16, (6, 66, 136), dtype=torch.uint8)
@@ -95,7 +95,13 @@ def check_few_bits(module: ModuleType, gate: Gate | None = None) -> None:
         powers = torch.randint(118, 122, (6, 66, 5), dtype=torch.uint8)
         four = replace(four, scales=powers, zeros=None)
     eight = replace(quantise_fp8(torch.randn(6, 66, 136)), dtype=torch.float64)
-    for weight, named, bias in ((four, tokens, torch.randn(6, 66)), (eight, None, None)):
+    weights: list[tuple[Quantised, Tensor | None, Tensor | None]]
+    weights = [(four, tokens, torch.randn(6, 66)), (eight, None, None)]
+    if gate is not None:
+        scales = (torch.rand(6, 66, 9) / 9).to(FP8)
+        rows = torch.rand(6, 66, 1) + 0.5
+        weights.append((replace(four, scales=scales, group=16, row_scales=rows), None, None))
+    for weight, named, bias in weights:
         own = x[:36] if named is None else x[named]
         exact = expected(own, COUNTS, weight.dequantised(), bias, gate)
         kept = replace(weight, dtype=torch.float32)

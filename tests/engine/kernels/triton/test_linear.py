@@ -57,10 +57,19 @@ def of_fp4(outputs: int, inputs: int, _: int, dtype: torch.dtype) -> Quantised:
     return Quantised(pack_int4(numbers), scales, None, inputs, 32, dtype)
 
 
+def of_nvfp4(outputs: int, inputs: int, _: int, dtype: torch.dtype) -> Quantised:
+    """Return a weight of random e2m1 numbers, scaled by fp8 in groups of 16 and by fp32 in rows."""
+    numbers = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8)
+    scales = (torch.rand(outputs, -(-inputs // 16)) * 4).to(FP8)
+    rows = torch.rand(outputs, 1) + 0.5
+    return Quantised(pack_int4(numbers), scales, None, inputs, 16, dtype, row_scales=rows)
+
+
 Makes = Callable[[int, int, int, torch.dtype], Quantised]
 WEIGHTS: list[tuple[Makes, tuple[int, int, int]]] = [
     *((make, shape) for shape in SHAPES for make in (of_four_bits, of_eight_bits)),
     (of_fp4, SHAPES[0]),
+    (of_nvfp4, SHAPES[0]),
 ]
 
 
@@ -77,7 +86,7 @@ def assert_near(got: Tensor, expected: Tensor) -> None:
 
 def check_multiply(module: ModuleType, dtype: torch.dtype = torch.float32) -> None:
     """Compare products of few rows with those of the dequantised weight, with and without bias."""
-    for rows, (make, shape) in zip([17, 1, 2, 16, 33, 2, 17], WEIGHTS, strict=True):
+    for rows, (make, shape) in zip([17, 1, 2, 16, 33, 2, 17, 33], WEIGHTS, strict=True):
         weight, bias = make(*shape, dtype), torch.randn(shape[0]).to(dtype)
         x = torch.randn(rows, shape[1]).to(dtype)
         expected = functional.linear(x.double(), exactly(weight))
@@ -143,6 +152,19 @@ def check_fp4(module: ModuleType) -> None:
     assert torch.equal(got, weight.dequantised())
 
 
+def check_fp8_scales(module: ModuleType) -> None:
+    """Check every fp8 scale, times one that is not a power of two."""
+    scales = torch.arange(127, dtype=torch.uint8).view(FP8)[None]
+    numbers = torch.randint(0, 16, (1, 127 * 16), dtype=torch.uint8)
+    weight = Quantised(
+        *(pack_int4(numbers), scales, None, 127 * 16, 16, torch.float32),
+        row_scales=torch.tensor([[0.3]]),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear, "scales_for_halves", module.scales_for_halves)
+        assert torch.equal(linear.dequantised(weight), weight.dequantised())
+
+
 def with_blocks(weight: Quantised) -> Quantised:
     """Return a weight whose scales are those of blocks of 128 outputs."""
     first = weight.scales[::BLOCK].repeat_interleave(BLOCK, 0)
@@ -194,6 +216,11 @@ def test_a_weight_is_dequantised() -> None:
     check_dequantised(linear)
 
 
+def test_every_fp8_scale_is_read() -> None:
+    """Scales of NVFP4 are multiples of another."""
+    check_fp8_scales(fp8_bits)
+
+
 def test_rows_of_fp8_are_multiplied_by_fp8() -> None:
     """Scales are per row or per group."""
     check_multiply_fp8(fp8)
@@ -239,6 +266,8 @@ MISTAKES: list[tuple[ModuleType, Callable[[ModuleType], None], Mutation]] = [
     (fp8_bits, check_fp4, Mutation("(bits & 8) << 12", "(bits & 0) << 12")),
     (fp8_bits, check_fp4, Mutation("(bits & 7) << 9", "(bits & 3) << 9")),
     (fp8_bits, check_fp4, Mutation("(tl.int32) + OF_FP4_HALVES", "(tl.int32) + 13")),
+    (fp8_bits, check_fp8_scales, Mutation("256.0 * 2**14", "128.0 * 2**14")),
+    (linear, check_multiply, Mutation("tl.load(numbers + places, is", "tl.load(numbers, is")),
     (linear, check_multiply_wide, Mutation("halves_of_e2m1(bits).to(tl.f", "bits.to(tl.f")),
     (
         linear,

@@ -42,7 +42,8 @@ OF_TYPES = {
 OTHER_TYPES = (
     *("BambaConfig", "FalconH1Config", "GemmaConfig", "Gemma2Config", "GlmConfig"),
     *("Glm4MoeLiteConfig", "GraniteMoeConfig", "GraniteMoeHybridConfig", "Lfm2Config"),
-    *("Lfm2MoeConfig", "Mamba2Config", "MinistralConfig", "MixtralConfig", "Phi3Config"),
+    *("Lfm2MoeConfig", "Mamba2Config", "MinistralConfig", "Mistral4Config", "MixtralConfig"),
+    "Phi3Config",
 )
 # Types with images, whose classes' defaults are a whole config.
 SEEING = sorted(kind for kind in FAMILIES.keys() - OF_TYPES if "_vl" in kind)

@@ -181,8 +181,88 @@ def mxfp4(experts: Tensor) -> tuple[LoadingInfo, Tensor]:
     return stored, meant.flatten(2).transpose(1, 2).contiguous()
 
 
-def _compressed(layout: str, **weights: Any) -> dict[str, Any]:
-    group = {"weights": weights, "targets": ["Linear"], "input_activations": None}
+def _fp4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the nearest e2m1, two in a byte, the first below, and what they stand for."""
+    sizes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    codes = (weight.abs()[..., None] - sizes).abs().argmin(-1)
+    meant = sizes[codes] * weight.sign()
+    codes += 8 * (weight < 0)
+    return (codes[:, 0::2] + 16 * codes[:, 1::2]).to(torch.uint8), meant
+
+
+def packed_mxfp4(weight: Tensor) -> tuple[LoadingInfo, Tensor]:
+    """compressed-tensors' mxfp4: powers of two, for 32 inputs each, by their exponents plus 127."""
+    exponent = (weight.unflatten(1, (-1, 32)).abs().amax(-1) / 6).log2().ceil()
+    spread = 2 ** exponent.repeat_interleave(32, 1)
+    numbers, meant = _fp4(weight / spread)
+    stored = {"weight_packed": numbers, "weight_scale": (exponent + 127).to(torch.uint8)}
+    return stored, meant * spread
+
+
+def _nvfp4(weight: Tensor, whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return numbers and e4m3 scales of 16 inputs each, multiples of one fp32 scale."""
+    largest = weight.unflatten(1, (-1, 16)).abs().amax(-1)
+    scales = (largest / 6 / whole).to(torch.float8_e4m3fn)
+    spread = (scales.float() * whole).repeat_interleave(16, 1)
+    numbers, meant = _fp4(weight / spread)
+    return numbers, scales, meant * spread
+
+
+def nvfp4(weight: Tensor) -> tuple[LoadingInfo, Tensor]:
+    """ModelOpt's NVFP4: the scale of all, and one of activations; scales reach 448."""
+    whole = weight.abs().amax() / (6 * 448)
+    numbers, scales, meant = _nvfp4(weight, whole)
+    stored = {"weight": numbers, "weight_scale": scales, "weight_scale_2": whole}
+    return stored | {"input_scale": torch.ones(())}, meant
+
+
+def packed_nvfp4(weight: Tensor) -> tuple[LoadingInfo, Tensor]:
+    """compressed-tensors' NVFP4: the inverse of the scale of all."""
+    inverse = (6 * 448 / weight.abs().amax()).view(1)
+    numbers, scales, meant = _nvfp4(weight, 1 / inverse)
+    return {
+        "weight_packed": numbers,
+        "weight_scale": scales,
+        "weight_global_scale": inverse,
+        "input_global_scale": torch.tensor([2e6]),
+    }, meant
+
+
+def mixed(weight: Tensor) -> tuple[LoadingInfo, Tensor]:
+    """ModelOpt's mixed precision: here down projections, which have 96 inputs, are fp8."""
+    return (per_tensor if weight.shape[1] == 96 else nvfp4)(weight)
+
+
+def int8(weight: Tensor) -> tuple[LoadingInfo, Tensor]:
+    """compressed-tensors' W8A8: one scale per row."""
+    scale = (weight.abs().amax(1, keepdim=True) / 127).bfloat16()
+    numbers = (weight / scale.float()).round().clamp(-128, 127)
+    return {"weight": numbers.to(torch.int8), "weight_scale": scale}, numbers * scale.float()
+
+
+def int8_zeros(weight: Tensor) -> tuple[LoadingInfo, Tensor]:
+    """The same with one scale and one zero of all."""
+    low, high = weight.amin(), weight.amax()
+    scale = (high - low) / 255
+    zero = (-128 - low / scale).round()
+    numbers = (weight / scale + zero).round().clamp(-128, 127)
+    return {
+        "weight": numbers.to(torch.int8),
+        "weight_scale": scale,
+        "weight_zero_point": zero.to(torch.int8),
+    }, (numbers - zero) * scale
+
+
+def w4a8(weight: Tensor) -> tuple[LoadingInfo, Tensor]:
+    """compressed-tensors' W4A8: numbers of four bits, one per byte."""
+    made, meant = _of_four_bits(weight, is_symmetric=True)
+    return {"weight": (made["q"] - 8).to(torch.int8), "weight_scale": made["s"]}, meant
+
+
+def _compressed(
+    layout: str, *, inputs: dict[str, Any] | None = None, **weights: Any
+) -> dict[str, Any]:
+    group = {"weights": weights, "targets": ["Linear"], "input_activations": inputs}
     return {
         "quant_method": "compressed-tensors",
         "format": layout,
@@ -192,6 +272,7 @@ def _compressed(layout: str, **weights: Any) -> dict[str, Any]:
 
 
 _FLOAT, _INT = {"type": "float", "num_bits": 8}, {"type": "int", "num_bits": 4}
+_FP4, _TOKENS = {"type": "float", "num_bits": 4}, {"type": "int", "num_bits": 8, "dynamic": True}
 _OF_GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP}
 # By name: what config.json says, and what is stored of a matrix.
 FORMS: dict[str, tuple[dict[str, Any], Makes]] = {
@@ -233,6 +314,47 @@ FORMS: dict[str, tuple[dict[str, Any], Makes]] = {
     "compressed int8": (
         _compressed("pack-quantized", type="int", num_bits=8, strategy="channel"),
         packed_8,
+    ),
+    "compressed W8A8": (
+        _compressed("int-quantized", **_INT | {"num_bits": 8}, strategy="channel", inputs=_TOKENS),
+        int8,
+    ),
+    "compressed W8A8, zeros": (
+        _compressed("int-quantized", **_INT | {"num_bits": 8}, strategy="tensor", symmetric=False),
+        int8_zeros,
+    ),
+    "compressed W4A8": (
+        _compressed("int-quantized", **_INT, strategy="group", group_size=GROUP, inputs=_TOKENS),
+        w4a8,
+    ),
+    "compressed nvfp4": (
+        _compressed("nvfp4-pack-quantized", **_FP4, group_size=16, inputs=_FP4),
+        packed_nvfp4,
+    ),
+    "compressed mxfp4": (
+        _compressed("mxfp4-pack-quantized", **_FP4, group_size=32, inputs=_FP4),
+        packed_mxfp4,
+    ),
+    "modelopt nvfp4": (
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "NVFP4",
+            "group_size": 16,
+            "exclude_modules": ["lm_head"],
+            "kv_cache_scheme": {"num_bits": 8, "type": "float"},
+        },
+        nvfp4,
+    ),
+    "modelopt mixed": (
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {
+                "model.layers.0.mlp.down_proj": {"quant_algo": "FP8"},
+                "model.layers.0.mlp.up_proj": {"quant_algo": "NVFP4", "group_size": 16},
+            },
+        },
+        mixed,
     ),
     "gptq, 8 bits": (_OF_GPTQ | {"bits": 8}, gptq_8),
     "auto-round": (

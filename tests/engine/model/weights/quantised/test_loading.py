@@ -40,6 +40,7 @@ from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.network.decoder import Decoder
 from tidemill.engine.model.parity.drift import HELD_TEXT, MOST_TOKENS
 from tidemill.engine.model.parity.logits import chunked_logits
+from tidemill.engine.model.planning import plan_model
 from tidemill.engine.model.tensor_parallel import check_tensor_parallel_size
 from tidemill.engine.model.weights.checkpoint import WHOLE, find_checkpoint
 from tidemill.engine.model.weights.quantised import formats, loading
@@ -49,6 +50,8 @@ from tidemill.engine.model.weights.weights import read_weights
 
 CPU = torch.device("cpu")
 IDS = torch.arange(3, 20)
+# Forms with a group of each kind, and with two formats, of which all parts are dequantised.
+DEQUANTISED = {"fp8, blocks", "gptq, sorted", "compressed W8A8", "modelopt mixed"}
 
 
 def settings(folder: Path, **others: Any) -> EngineConfig:
@@ -56,8 +59,14 @@ def settings(folder: Path, **others: Any) -> EngineConfig:
     return EngineConfig(str(folder), device="cpu", **{"dtype": "float32", **others})
 
 
-@pytest.mark.parametrize("keeps", [False, True])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "keeps"),
+    [
+        *((form, True) for form in FORMS),
+        *((form, False) for form in DEQUANTISED),
+        *(pytest.param(form, False, marks=pytest.mark.long) for form in FORMS.keys() - DEQUANTISED),
+    ],
+)
 def test_read_weights_are_the_dequantised_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, *, keeps: bool
 ) -> None:
@@ -89,7 +98,9 @@ def test_read_weights_are_the_dequantised_numbers(
     assert kept == (made - {"3.qkv_proj"} if keeps else set())
 
 
-@pytest.mark.parametrize("form", ["fp8, blocks", "compressed fp8, per row", "awq", "gptq, sorted"])
+@pytest.mark.parametrize(
+    "form", ["fp8, blocks", "compressed fp8, per row", "awq", "gptq, sorted", "compressed nvfp4"]
+)
 def test_a_rank_reads_its_share_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
@@ -109,7 +120,7 @@ def test_a_rank_reads_its_share_of_them(
                 assert torch.equal(part.place(got), meant[part.key].float()[taken]), part.key
 
 
-@pytest.mark.parametrize("form", ["compressed fp8, per row", "gptq, sorted"])
+@pytest.mark.parametrize("form", ["compressed fp8, per row", "gptq, sorted", "modelopt nvfp4"])
 def test_a_quantised_model_gives_the_logits_of_its_dequantised_copy(
     tmp_path: Path, form: str
 ) -> None:
@@ -133,6 +144,7 @@ def test_a_quantised_model_gives_the_logits_of_its_dequantised_copy(
         # writes mixtures, Kimi K2 Thinking among them.
         ("fp8, blocks", "Qwen3MoeConfig", "mlp.experts.3.down_proj.weight_scale_inv"),
         ("compressed int4", "MixtralConfig", "block_sparse_moe.experts.3.w2.weight_packed"),
+        ("modelopt nvfp4", "Qwen3MoeConfig", "mlp.experts.3.down_proj.weight_scale_2"),
     ],
 )
 def test_experts_are_quantised_one_by_one(
@@ -264,8 +276,24 @@ def test_int8_is_refused_where_nothing_multiplies_it(
         ({"quant_method": "fp8", "fmt": "e5m2"}, "has unsupported fmt 'e5m2'"),
         ({"quant_method": "gptq", "bits": 3}, "has unsupported bits 3"),
         (
-            {"quant_method": "modelopt", "quant_algo": "NVFP4"},
-            "with NVIDIA's ModelOpt (NVFP4), but",
+            {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"},
+            "with NVIDIA's ModelOpt (NVFP4_AWQ), but",
+        ),
+        (
+            {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32},
+            "has unsupported group_size 32",
+        ),
+        (
+            {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
+            "has unsupported quantized_layers None",
+        ),
+        (
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {"a": {"quant_algo": "W4A16_AWQ"}},
+            },
+            "quantized_layers: a has unsupported {'quant_algo': 'W4A16_AWQ'}",
         ),
         (
             {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:llm_awq"},
@@ -287,10 +315,23 @@ def test_int8_is_refused_where_nothing_multiplies_it(
         (
             {
                 "quant_method": "compressed-tensors",
-                "format": "int-quantized",
+                "format": "marlin-24",
                 "config_groups": {"a": {"weights": {"num_bits": 8, "type": "int"}}},
             },
-            "a has unsupported weights with 8 bits, type 'int', format 'int-quantized'",
+            "a has unsupported weights with 8 bits, type 'int', format 'marlin-24'",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    kind: {
+                        "format": f"{kind}-pack-quantized",
+                        "weights": {"num_bits": 4, "type": "float"},
+                    }
+                    for kind in ("mxfp4", "nvfp4")
+                },
+            },
+            "has 2 kinds of weights that are stored alike",
         ),
         ("?", "quantised with ?"),
     ],
@@ -324,11 +365,26 @@ def test_modelopts_own_file_describes_its_weights(tmp_path: Path) -> None:
 
 def test_8_bit_integers_are_dequantised_on_every_device(tmp_path: Path) -> None:
     """No kernel multiplies them."""
-    for form, product in (("gptq, 8 bits", ""), ("compressed int8", ""), ("gptq", "gptq")):
+    products = {"gptq, 8 bits": "", "compressed W8A8": "", "gptq": "gptq"}
+    products["compressed W4A8"] = "compressed-tensors"
+    for form, product in products.items():
         save(form, tmp_path / form)
         read = read_quantization_config(read_hf_config(str(tmp_path / form)), None)
         assert read is not None
         assert read.product == product
+
+
+def test_a_plan_for_a_gpu_contains_the_bytes_of_the_files(tmp_path: Path) -> None:
+    """Weights of four bits stay so; those that no kernel multiplies take two bytes each."""
+    planned = {}
+    for form in ("modelopt nvfp4", "compressed W8A8"):
+        save(form, tmp_path / form)
+        config = EngineConfig(str(tmp_path / form), device="cuda", dtype="bfloat16")
+        memory = plan_model(config).memory
+        assert memory is not None
+        planned[form] = memory.weight_bytes
+    assert planned["modelopt nvfp4"] == (tmp_path / "modelopt nvfp4" / WHOLE).stat().st_size
+    assert planned["compressed W8A8"] > planned["modelopt nvfp4"]
 
 
 def test_the_requested_method_must_match_the_weights(tmp_path: Path) -> None:
@@ -570,6 +626,27 @@ UP = "model.layers.1.mlp.up_proj"
         ),
         ("fp8, blocks", "weight_scale_inv", torch.zeros_like, "scales of 0 for numbers other than"),
         ("gptq", "scales", lambda scales: scales * torch.nan, "scales contains NaN or infinity"),
+        (
+            "modelopt nvfp4",
+            "weight_scale",
+            lambda scales: (scales.view(torch.uint8) | 127).view(torch.float8_e4m3fn),
+            "up_proj: its scales contain NaN",
+        ),
+        (
+            "modelopt nvfp4",
+            "weight_scale",
+            lambda scales: (scales.view(torch.uint8) | 128).view(torch.float8_e4m3fn),
+            "up_proj: it has negative scales",
+        ),
+        ("modelopt nvfp4", "weight_scale", torch.zeros_like, "up_proj: its scales are 0"),
+        (
+            "compressed nvfp4",
+            "weight_global_scale",
+            torch.zeros_like,
+            "its weight_global_scale is 0 or negative",
+        ),
+        ("compressed mxfp4", "weight_scale", torch.zeros_like, "up_proj: its scales are 0"),
+        ("compressed W4A8", "weight", lambda own: own * 2, "its numbers need more than 4 bits"),
         ("fp8, per tensor", "weight_scale_inv", lambda one: one * 1e30, "contains numbers up to"),
     ],
 )
