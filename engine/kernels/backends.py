@@ -153,11 +153,16 @@ def choose_backend(
 def _choose_latents(
     shapes: Sequence[AttentionShape], dtype: torch.dtype, device: torch.device
 ) -> AttentionBackendType:
+    is_sparse = any(shape.num_selected for shape in shapes)
     if has_triton(device) and not _IS_REFERENCE.get():
-        from .triton.latent import TritonLatentAttention
+        from .triton.latent import TritonLatentAttention, TritonSparseLatentAttention
 
         if TritonLatentAttention.supports(shapes, dtype):
-            return TritonLatentAttention
+            return TritonSparseLatentAttention if is_sparse else TritonLatentAttention
+    if is_sparse:
+        from .sparse_latent import SparseLatentAttention
+
+        return SparseLatentAttention
     return LatentAttention
 
 
