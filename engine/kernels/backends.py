@@ -155,15 +155,23 @@ def _choose_latents(
 ) -> AttentionBackendType:
     is_sparse = any(shape.num_selected for shape in shapes)
     if has_triton(device) and not _IS_REFERENCE.get():
-        from .triton.latent import TritonLatentAttention, TritonSparseLatentAttention
+        from .triton.latent import TritonLatentAttention
 
         if TritonLatentAttention.supports(shapes, dtype):
-            return TritonSparseLatentAttention if is_sparse else TritonLatentAttention
-    if is_sparse:
-        from .sparse_latent import SparseLatentAttention
+            return _sparse_on_gpus() if is_sparse else TritonLatentAttention
+    return _sparse() if is_sparse else LatentAttention
 
-        return SparseLatentAttention
-    return LatentAttention
+
+def _sparse() -> AttentionBackendType:
+    from .sparse_latent import SparseLatentAttention
+
+    return SparseLatentAttention
+
+
+def _sparse_on_gpus() -> AttentionBackendType:
+    from .triton.sparse_latent import TritonSparseLatentAttention
+
+    return TritonSparseLatentAttention
 
 
 def choose_recurrence(

@@ -85,6 +85,7 @@ class SparseLatentAttention:
     latents_type: ClassVar[Any] = LatentAttention
     page_size = LatentAttention.page_size
     copies_slots = LatentAttention.copies_slots
+    num_trash_pages = 0
 
     def __init__(
         self,
@@ -93,14 +94,14 @@ class SparseLatentAttention:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.shapes, self._device = tuple(shapes), device
+        self._device = device
         (self._num_selected,) = {shape.num_selected for shape in shapes}
-        self._latents = self.latents_type(shapes, num_pages, dtype, device)
-        self._others = self._latents.with_layers(shapes)
+        self._set_latents(shapes, self.latents_type(shapes, num_pages, dtype, device))
+        kept = index_dtype(dtype)
         self._index_keys = {
-            layer: zeros((num_pages, self.page_size, shape.index_dim), index_dtype(dtype), device)
-            for layer, shape in enumerate(shapes)
-            if shape.index_dim
+            layer: zeros((num_pages + self.num_trash_pages, self.page_size, dim), kept, device)
+            for layer, dim in enumerate(shape.index_dim for shape in shapes)
+            if dim
         }
         self.has_selection = False
 
@@ -114,15 +115,17 @@ class SparseLatentAttention:
     def with_layers(self, shapes: Sequence[AttentionShape]) -> Self:
         """Return a backend of other layers over the same pages."""
         other = copy(self)
-        other.shapes = tuple(shapes)
-        other._latents = self._latents.with_layers(shapes)
-        other._others = self._latents.with_layers(shapes)
+        other._set_latents(shapes, self._latents)  # noqa: SLF001 - of the same class
         return other
+
+    def _set_latents(self, shapes: Sequence[AttentionShape], latents: Any) -> None:
+        self.shapes = tuple(shapes)
+        self._latents, self._others = (latents.with_layers(shapes) for _ in range(2))
 
     def prepare(self, step: Step) -> None:
         """Divide the next forward pass's sequences by length; valid until the next call."""
         self._latents.prepare(step)
-        self._slots = step.slots.long()
+        self._slots = step.slots
         self._copies = step.page_copies if self.copies_slots else []
         host = step.host
         counts = host.query_starts.numpy().astype(np.int64)
@@ -149,7 +152,7 @@ class SparseLatentAttention:
     def store_index_keys(self, layer: int, key: Tensor) -> None:
         """Write the step's index keys; see `SparseLatentBackend`."""
         pages = self._index_keys[layer]
-        pages.flatten(0, 1)[self._slots] = key.to(pages.dtype)
+        pages.flatten(0, 1)[self._slots.long()] = key.to(pages.dtype)
         for source, target, count in self._copies:
             pages[target, :count] = pages[source, :count]
 

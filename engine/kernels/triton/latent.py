@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ..attention import AttentionShape, HeadNorms
 from ..latent import UpProjections
-from ..sparse_latent import SparseLatentAttention
 from ..step import Step
 from . import qkv as qkv_kernels
 from .attention import DTYPES
@@ -203,10 +202,3 @@ def _merged(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[slice]:
         slice(start, stop)
         for start, stop in zip(starts[firsts].tolist(), stops[lasts].tolist(), strict=True)
     ]
-
-
-class TritonSparseLatentAttention(SparseLatentAttention):
-    """Latents and index keys on a GPU: selections are made and read in torch, without graphs."""
-
-    latents_type = TritonLatentAttention
-    copies_slots = TritonLatentAttention.copies_slots

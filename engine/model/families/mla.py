@@ -66,9 +66,7 @@ def _sparse_mla(
         assert latent is not None
         if dim < latent.rope_dim:
             raise UnsupportedConfig(f"{fields.where} has unsupported index_head_dim {dim}")
-        shape = replace(
-            block.attention, num_selected=num_selected, index_dim=dim if has_own else 0
-        )
+        shape = replace(block.attention, num_selected=num_selected, index_dim=dim if has_own else 0)
         blocks.append(replace(block, attention=shape, indexer=indexer if has_own else None))
     return replace(architecture, blocks=tuple(blocks))
 
@@ -229,5 +227,7 @@ MLA: dict[str, Family] = {
         _UNUSED,
         sorts_rows=True,
     ),
-    "glm_moe_dsa": Family("GlmMoeDsaForCausalLM", _glm_moe_dsa, 64, _GLM5, _UNUSED, sorts_rows=True),
+    "glm_moe_dsa": Family(
+        "GlmMoeDsaForCausalLM", _glm_moe_dsa, 64, _GLM5, _UNUSED, sorts_rows=True
+    ),
 }

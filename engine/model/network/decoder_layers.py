@@ -27,7 +27,7 @@ from ...kernels.latent import UpProjections
 from ...kernels.linear import Fp8Linear, Linear, LinearFactory, NormedLinear
 from ...kernels.quantised import Matrix, Quantised, as_tensor
 from ...kernels.recurrence import RuleWeights
-from ..config.architecture import Architecture, Block, Experts, Latent, Multiplier, Recurrence
+from ..config.architecture import Architecture, Block, Experts, Multiplier, Recurrence
 from ..config.hf_config import UnsupportedConfig
 from ..weights.weight_map import EXPERT_NORMS
 from .latent_layers import LATENT_EPS, IndexProjections, LatentMixer, SparseMixer
@@ -160,9 +160,7 @@ class LayerMaker:
     def _normed(self, role: str, norm: str) -> NormedLinear:
         return self._linear_factory.make_normed(self._linear(role), self.norm(norm))
 
-    def _latent(
-        self, role: str, index: int, block: Block, input_norm: Norm | None
-    ) -> LatentMixer:
+    def _latent(self, role: str, index: int, block: Block, input_norm: Norm | None) -> LatentMixer:
         sizes, heads = block.latent, block.attention.num_query_heads
         assert sizes is not None
         up = as_tensor(self._weights.pop(f"{role}kv_b_proj")).view(heads, -1, sizes.kv_rank)
