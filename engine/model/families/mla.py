@@ -58,7 +58,8 @@ def _sparse_mla(
         raise UnsupportedConfig(f"{fields.where} has unsupported indexer_rope_interleave")
     dim = fields.count("index_head_dim", 128)
     indexer = Indexer(fields.count("index_n_heads"), dim, has_rope_pairs)
-    architecture = _mla(fields, sizes, _experts_by_type(fields, sizes, 3))
+    experts = _experts_by_type(fields, sizes, 3)
+    architecture = _mla(fields, sizes, experts, has_rope_pairs=True)
     num_selected = fields.count("index_topk", 2048)
     blocks = []
     for block, has_own in zip(architecture.blocks, has_indexer, strict=True):
@@ -111,8 +112,14 @@ def _deepseek_v2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     return _mla(fields, sizes, mixed)
 
 
-def _mla(fields: ConfigFields, sizes: DecoderSizes, experts: list[Experts | None]) -> Architecture:
-    """Return a decoder with latent attention."""
+def _mla(
+    fields: ConfigFields,
+    sizes: DecoderSizes,
+    experts: list[Experts | None],
+    *,
+    has_rope_pairs: bool | None = None,
+) -> Architecture:
+    """Return a decoder with latent attention; None leaves rope pairs to the config."""
     for key in _WITHOUT_EFFECT:
         fields.get(key)
     query_rank = fields.get("q_lora_rank")
@@ -122,7 +129,9 @@ def _mla(fields: ConfigFields, sizes: DecoderSizes, experts: list[Experts | None
         nope_dim=fields.count("qk_nope_head_dim", 128),
         rope_dim=fields.count("qk_rope_head_dim", 64),
         value_dim=fields.count("v_head_dim", 128),
-        has_rope_pairs=fields.flag("rope_interleave", default=True),
+        has_rope_pairs=fields.flag("rope_interleave", default=True)
+        if has_rope_pairs is None
+        else has_rope_pairs,
         has_bias=fields.flag("attention_bias"),
     )
     parameters = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
