@@ -54,8 +54,8 @@ class AttentionShape:
     (attention sinks), a learned logit per head joins the softmax without a value. `position_bias`
     is added to scores after the softcap. With `has_latent_values` (MLA), values are the first
     `value_dim` numbers of the one key head, and stored with it. With `num_selected` (sparse
-    attention) only so many tokens are seen, which index keys of `index_dim` select; with 0 these
-    are the tokens selected in an earlier layer.
+    attention) at most that many tokens are seen, which index keys of `index_dim` select; with 0
+    they are those of an earlier layer.
     """
 
     num_query_heads: int

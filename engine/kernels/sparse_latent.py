@@ -26,7 +26,7 @@ from .step import Step, to_device
 
 Ints = NDArray[np.int64]
 # Limits of what is computed at once: scores of index heads, and bytes of selected latents.
-MOST_SCORES, MOST_BYTES = 2**25, 2**27
+MOST_SCORES, MOST_BYTES = 2**26, 2**27
 
 
 class IndexQueries(NamedTuple):
