@@ -20,6 +20,7 @@ from tidemill.engine.model.config.architecture import Architecture
 from tidemill.engine.model.config.hf_config import (
     ConfigFields,
     UnsupportedConfig,
+    parse_hf_config,
     read_hf_config,
 )
 from tidemill.engine.model.families import family, registry
@@ -91,6 +92,27 @@ def test_a_field_that_its_class_never_reads_is_ignored_by_name(tmp_path: Path, n
         assert (got, got.ignored_fields) == (expected, ("new_trick",))
         with pytest.raises(UnsupportedConfig, match="tie_last_hidden_states"):
             understood(tmp_path, raw | {"tie_last_hidden_states": on})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"index_topk_freq": 3},
+        {"index_topk_freq": 2, "index_skip_topk_offset": 1},
+        {"index_topk_pattern": "FSSF"},
+        {"index_topk_pattern": ["full", "shared", "full", "shared"]},
+    ],
+    ids=str,
+)
+def test_layers_share_selections_as_in_transformers(fields: dict[str, Any]) -> None:
+    """A frequency, an offset and a pattern give the layers with an indexer of GLM-5."""
+    raw = {**raw_config("GlmMoeDsaConfig"), "indexer_types": None, "index_topk_freq": None}
+    architecture = architecture_of(parse_hf_config("tiny", raw | fields))
+    kinds = transformers.GlmMoeDsaConfig(num_hidden_layers=4, **fields).indexer_types
+    assert [block.indexer is not None for block in architecture.blocks] == [
+        kind == "full" for kind in kinds
+    ]
 
 
 NOT_UNDERSTOOD: list[tuple[str, dict[str, Any], str]] = [
