@@ -182,7 +182,7 @@ class SparseLatentAttention:
         """Return the slots `[S · N, K]` of the best tokens for `query [S · N, H, D]`."""
         stored = keys[batch.pages].flatten(1, 2).float().mT  # [S, D, L]
         count, length = len(stored), stored.shape[2]
-        query, weights = (part.unflatten(0, (count, -1)) for part in (query, weights))
+        query, weights = (part.view(count, -1, *part.shape[1:]) for part in (query, weights))
         num_heads, size = query.shape[2], self.page_size
         places = torch.arange(length, device=keys.device)
         at_once = max(1, MOST_SCORES // (count * num_heads * length))
@@ -190,7 +190,7 @@ class SparseLatentAttention:
         for start in range(0, query.shape[1], at_once):
             some = slice(start, start + at_once)
             scores = (query[:, some].float().flatten(1, 2) @ stored).relu_()
-            scores = scores.unflatten(1, (-1, num_heads))  # [S, n, H, L]
+            scores = scores.view(count, -1, num_heads, length)  # [S, n, H, L]
             scores = (weights[:, some, None] @ scores).squeeze(2)  # [S, n, L]
             scores.masked_fill_(places >= batch.num_visible[:, some, None], -torch.inf)
             best.append(scores.topk(self._num_selected, dim=2).indices)
@@ -226,7 +226,7 @@ class SparseLatentAttention:
         at_once = max(1, MOST_BYTES // at_once)
         mixed = []
         for some, slots, num_seen in zip(
-            *(part.split(at_once) for part in (query, *selection)), strict=True
+            *(torch.split(part, at_once) for part in (query, *selection)), strict=True
         ):
             key = _read(latents, slots, query.dtype)  # [n, K, W]
             scores = (some @ key.mT).float() * shape.scaling  # [n, H, K]

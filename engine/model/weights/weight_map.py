@@ -142,14 +142,12 @@ class _Layer:
         """Yield the projections to index keys and queries; every rank selects for its heads."""
         prefix = f"{self.prefix}{self.model.names.attention}.indexer."
         heads, dim, hidden = indexer.num_heads, indexer.head_dim, self.model.hidden_size
-        for role, name, *shape in (
-            ("index_q_proj", "wq_b.weight", heads * dim, latent.query_rank),
-            ("index_k_proj", "wk.weight", dim, hidden),
-            ("index_k_norm", "k_norm.weight", dim),
-            ("index_k_norm_bias", "k_norm.bias", dim),
-            ("index_weights", "weights_proj.weight", heads, hidden),
-        ):
-            yield whole(f"{self.role}{role}", prefix + name, *shape)
+        role = f"{self.role}index_"
+        yield whole(f"{role}q_proj", f"{prefix}wq_b.weight", heads * dim, latent.query_rank)
+        yield whole(f"{role}k_proj", f"{prefix}wk.weight", dim, hidden)
+        yield whole(f"{role}k_norm", f"{prefix}k_norm.weight", dim)
+        yield whole(f"{role}k_norm_bias", f"{prefix}k_norm.bias", dim)
+        yield whole(f"{role}weights", f"{prefix}weights_proj.weight", heads, hidden)
 
     def _of_heads(self, name: str, prefix: str, dim: int, width: int) -> Weight:
         """Return a rank's rows of a projection with `dim` numbers per head."""

@@ -86,7 +86,7 @@ def test_only_steps_whose_sequences_are_short_are_captured(
     model = native.load(*parts, torch.device("cpu"), num_layers=1)
     (num_selected,) = {shape.num_selected for shape in model.shapes}
     config = EngineConfig("tiny", max_num_seqs=4, max_num_batched_tokens=16, steps_ahead=1)
-    captured = []
+    captured: list[bool] = []
 
     def run(model: LoadedModel, captures: Capture | None) -> list[list[int]]:
         work = make_core(model, KVCacheSize(8, model.max_model_len), config, captures)
