@@ -185,6 +185,7 @@ class SparseLatentAttention:
         query, weights = (part.view(count, -1, *part.shape[1:]) for part in (query, weights))
         num_heads, size = query.shape[2], self.page_size
         places = torch.arange(length, device=keys.device)
+        ranks = places[: self._num_selected]
         at_once = max(1, MOST_SCORES // (count * num_heads * length))
         best = []
         for start in range(0, query.shape[1], at_once):
@@ -192,8 +193,11 @@ class SparseLatentAttention:
             scores = (query[:, some].float().flatten(1, 2) @ stored).relu_()
             scores = scores.view(count, -1, num_heads, length)  # [S, n, H, L]
             scores = (weights[:, some, None] @ scores).squeeze(2)  # [S, n, L]
-            scores.masked_fill_(places >= batch.num_visible[:, some, None], -torch.inf)
-            best.append(scores.topk(self._num_selected, dim=2).indices)
+            num_visible = batch.num_visible[:, some, None]
+            scores.masked_fill_(places >= num_visible, -torch.inf)
+            found = scores.topk(self._num_selected, dim=2).indices
+            # What is stored in other slots is weighted by zero, which a NaN would survive.
+            best.append(torch.where(ranks < num_visible, found, found[..., :1]))
         chosen = torch.cat(best, dim=1).flatten(1)  # [S, N · K]
         slots = batch.pages.gather(1, chosen // size) * size + chosen % size
         return slots.view(-1, self._num_selected)

@@ -50,6 +50,14 @@ def test_a_step_of_short_sequences_runs_as_without_a_selection() -> None:
     assert selecting.check([(0, SELECTED, SELECTED + 1)])
 
 
+def test_a_first_chunk_reads_only_what_is_stored() -> None:
+    """Its first tokens see fewer than a selection; a reused page may contain anything behind it."""
+    selecting = Selecting()
+    for pages in (*selecting.backend._latents.keys, *selecting.backend._index_keys.values()):
+        pages.fill_(torch.nan)
+    assert selecting.check([(0, 0, 36)])
+
+
 def test_index_keys_count_as_memory_of_a_page() -> None:
     """In fp8 they keep 16 bits, with which they select the same tokens as the model."""
     latents, dims = 2 * (RANK + ROTARY), INDEX_DIM
