@@ -46,13 +46,13 @@ These models support CUDA graphs, chunked prefill, prefix caching, tensor parall
 quantized formats: {methods}
 ([details](model-loading.md#quantization)). Images and recordings need an unquantized encoder. An
 unknown config field is ignored with a note if transformers never reads it;
-otherwise the model runs on its transformers class.
+otherwise the model runs on its transformers class. Above `index_topk` tokens, `deepseek_v32` and
+`glm_moe_dsa` select tokens in torch, without CUDA graphs.
 
 {only_own}
 
-`--tensor-parallel-size` must divide the query heads and the MLP, expert and recurrent columns;
-`tidemill models` lists the sizes up to 8. GPT-OSS in `mxfp4` supports 2; Gemma 4 26B-A4B and
-Falcon-H1 support none.
+`--tensor-parallel-size` must divide the query heads and the MLP, expert and recurrent columns.
+GPT-OSS in `mxfp4` supports 2; Gemma 4 26B-A4B and Falcon-H1 support none.
 
 {with_adapters}
 
@@ -62,7 +62,7 @@ Falcon-H1 support none.
 
 With [recordings in chats](parameters.md#recordings-in-chats): `{hearing}`.
 
-Exceptions in these families:
+Exceptions:
 
 | `model_type` | model | `config.json` | instead |
 |---|---|---|---|

@@ -162,7 +162,7 @@ def _request(
     if not isinstance(custom_id, str):
         raise _BadLineError(_words(envelope.id, custom_id, "a string"), envelope.id)
     found, chat = _TRANSLATORS[vendor](body, url)
-    line = {"custom_id": custom_id, "method": METHOD, "url": found, "body": chat}
+    line: dict[str, Any] = {"custom_id": custom_id, "method": METHOD, "url": found, "body": chat}
     own_names = {ROW_ERROR, VENDOR_FIELDS, VENDOR_PLACES}
     others = fields.keys() - {"custom_id", envelope.id, envelope.body, *own_names}
     if vendor != "no_url" and (own := others & OF_REQUESTS):

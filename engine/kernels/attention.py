@@ -53,7 +53,9 @@ class AttentionShape:
     `softcap` 0 means none; else scores become softcap · tanh(score / softcap). With `has_sinks`
     (attention sinks), a learned logit per head joins the softmax without a value. `position_bias`
     is added to scores after the softcap. With `has_latent_values` (MLA), values are the first
-    `value_dim` numbers of the one key head, and stored with it.
+    `value_dim` numbers of the one key head, and stored with it. With `num_selected` (sparse
+    attention) at most that many tokens are seen, which index keys of `index_dim` select; with 0
+    they are those of an earlier layer.
     """
 
     num_query_heads: int
@@ -68,6 +70,8 @@ class AttentionShape:
     chunk: int = 0
     has_latent_values: bool = False
     position_bias: PositionBias | None = None
+    num_selected: int = 0
+    index_dim: int = 0
 
     @property
     def most_visible(self) -> int:

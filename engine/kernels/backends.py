@@ -153,12 +153,25 @@ def choose_backend(
 def _choose_latents(
     shapes: Sequence[AttentionShape], dtype: torch.dtype, device: torch.device
 ) -> AttentionBackendType:
+    is_sparse = any(shape.num_selected for shape in shapes)
     if has_triton(device) and not _IS_REFERENCE.get():
         from .triton.latent import TritonLatentAttention
 
         if TritonLatentAttention.supports(shapes, dtype):
-            return TritonLatentAttention
-    return LatentAttention
+            return _sparse_on_gpus() if is_sparse else TritonLatentAttention
+    return _sparse() if is_sparse else LatentAttention
+
+
+def _sparse() -> AttentionBackendType:
+    from .sparse_latent import SparseLatentAttention
+
+    return SparseLatentAttention
+
+
+def _sparse_on_gpus() -> AttentionBackendType:
+    from .triton.sparse_latent import TritonSparseLatentAttention
+
+    return TritonSparseLatentAttention
 
 
 def choose_recurrence(

@@ -315,6 +315,8 @@ class CudaGraphs:
         self._has_long_rope = model.original_positions is not None
         self._num_groups = len(model.layer_groups)
         self._has_rows = bool(model.recurrent_shapes)
+        # Longer sequences select tokens, which is launched (sparse attention); 0: none do.
+        self._num_selected = max((shape.num_selected for shape in model.shapes), default=0)
         # Kinds: the bucket's number of tokens, the launched kernels, and their programs.
         self._graphs = CapturedSteps(captures, network, compares=not (has_ranks or self._has_rows))
         self._occurrences: Counter[tuple[int, int, int]] = Counter()
@@ -330,6 +332,7 @@ class CudaGraphs:
             and len(arrays["pages"]) <= self._most_pages
             and arrays.keys() <= {*self._lengths(0), "pages", "adapters"}
             and not arrays["adapters"].any()
+            and not (self._num_selected and longest(arrays) > self._num_selected)
         )
 
     def pack(self, num_decodes: int, arrays: Arrays) -> Step:
@@ -426,6 +429,11 @@ class CudaGraphs:
         by_group = slots.reshape(self._num_groups - 1, slot_stride(num_tokens))
         wide[:, :num_tokens] = by_group[:, :num_tokens]
         return wide.ravel()
+
+
+def longest(arrays: Arrays) -> int:
+    """Return the length of a step's longest sequence, up to its last token."""
+    return int((arrays["context_lengths"] + np.diff(arrays["query_starts"])).max())
 
 
 def check_replay(replayed: Tensor, launched: Tensor) -> None:

@@ -44,7 +44,7 @@ TOLERANCE = 1e-4
 AMPLIFICATION = 6.0
 # Distance of all logits in the served dtype: a larger one is caused by a kernel, not by rounding.
 DTYPE_TOLERANCE = 0.3
-# If two experts have the same score up to rounding, a token may go to either.
+# If two experts, or tokens to select, have the same score up to rounding, either may be chosen.
 TIE_TOLERANCE = 0.1
 QUANTILE_WITHOUT_TIES = 0.9
 # Activations that are rounded to eight bits make many near ties: half of the tokens count.
@@ -291,7 +291,8 @@ def _compare(
         )
         expected = EagerLogits(logits, rounded=rounded)
     apart = token_distances(got, expected.logits)
-    has_experts = any(block.experts for block in architecture.blocks[:num_layers])
+    blocks = architecture.blocks[:num_layers]
+    has_experts = any(block.experts or block.attention.num_selected for block in blocks)
     holds = is_within_tolerance(apart, has_experts=has_experts) or (
         reader is not None
         and not has_experts

@@ -127,7 +127,7 @@ def _schema(schema: Any) -> Any:
     """Return a schema, which Converse has as a JSON text; a text that is invalid stays."""
     if isinstance(schema, str):
         with suppress(ValueError):
-            return load_json(schema)
+            return load_json(schema.encode())
     return schema
 
 

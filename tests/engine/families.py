@@ -39,6 +39,8 @@ LATENT: dict[str, Any] = {
     "v_head_dim": 10,
     "num_key_value_heads": 4,
 }
+# With fewer heads, scores of 0 would be equal where a selection ends.
+INDEXER: dict[str, Any] = {"index_n_heads": 16, "index_head_dim": 16, "index_topk": 8}
 MAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 12}
 DELTANET: dict[str, Any] = {
     "linear_num_key_heads": 2,
@@ -258,6 +260,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "StableLmConfig": {},
     "Starcoder2Config": {"sliding_window": 12},
+    "DeepseekV32Config": SIGMOID_EXPERTS
+    | LATENT
+    | INDEXER
+    | {"n_group": 2, "topk_group": 1, "index_topk": 32},
+    "GlmMoeDsaConfig": SIGMOID_EXPERTS | LATENT | INDEXER | {"index_topk_freq": 2},
 }
 
 
@@ -267,8 +274,13 @@ RECURRENT = {
     *("Mamba2Config", "NemotronHConfig", "Qwen3NextConfig", "Qwen3_5MoeTextConfig"),
     "Qwen3_5TextConfig",
 }
-LATENTS = {"DeepseekV2Config", "DeepseekV3Config", "Glm4MoeLiteConfig", "Mistral4Config"}
-ONLY_OURS = {"FalconConfig", "Llama4TextConfig", "NemotronConfig", "StableLmConfig", *RECURRENT}
+SPARSE = {"DeepseekV32Config", "GlmMoeDsaConfig"}
+LATENTS = {"DeepseekV2Config", "DeepseekV3Config", "Glm4MoeLiteConfig", "Mistral4Config", *SPARSE}
+ONLY_OURS = {
+    *("FalconConfig", "Llama4TextConfig", "NemotronConfig", "StableLmConfig"),
+    *RECURRENT,
+    *SPARSE,
+}
 # Families whose transformers classes are also tested, like models without a native decoder.
 BY_TRANSFORMERS = ("LlamaConfig", "Gemma2Config", "GptOssConfig", "MixtralConfig", "Olmo2Config")
 

@@ -81,6 +81,19 @@ class Latent:
     has_bias: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """Indexer of sparse attention (DSA): heads of index queries, and one index key per token.
+
+    Queries are projected from the latents of queries. In each head the first elements are rotated,
+    as many as in a head of attention, neighbours together if `has_rope_pairs`.
+    """
+
+    num_heads: int
+    head_dim: int
+    has_rope_pairs: bool = False
+
+
 # The spec of a layer without attention.
 NO_ATTENTION = AttentionShape(0, 0, 0, 0, 1.0)
 # A rope that rotates nothing, for layers without positions (NoPE).
@@ -141,7 +154,8 @@ class Block:
     added. Weights are multiplied by `multipliers` when they are loaded.
 
     With `has_keys_as_values` the values are the keys before their norm and rope. With a `latent`
-    the shape is that of absorbed queries. With `has_unit_qk_norm` heads are normed without a weight
+    the shape is that of absorbed queries; if it selects tokens, an `indexer` does, or else that of
+    an earlier layer. With `has_unit_qk_norm` heads are normed without a weight
     after the rope; `query_scaling` multiplies queries by
     1 + beta · ln(1 + (position + 1) // positions).
     """
@@ -153,6 +167,7 @@ class Block:
     recurrence: Recurrence | None = None
     has_mlp: bool = True
     latent: Latent | None = None
+    indexer: Indexer | None = None
     has_unit_qk_norm: bool = False
     query_scaling: tuple[float, int] | None = None
     multipliers: tuple[Multiplier, ...] = ()

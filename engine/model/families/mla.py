@@ -1,4 +1,4 @@
-"""Families of latent attention (MLA): DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash, Mistral 4."""
+"""Families of latent attention (MLA): DeepSeek V2 to V3.2, Kimi K2, GLM 4.7 and 5, Mistral 4."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from ..config.architecture import Architecture, Experts, Latent, WeightNames
+from ..config.architecture import Architecture, Experts, Indexer, Latent, WeightNames
 from ..config.hf_config import ConfigFields, UnsupportedConfig
 from ..config.rope import magnitude, make_rope
 from .family import DecoderSizes, Family, make_architecture, read_query_scaling
@@ -24,14 +24,67 @@ def _deepseek_v3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 
 def _glm4_moe_lite(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    return _mla(fields, sizes, _experts_by_type(fields, sizes, 1))
+
+
+def _deepseek_v32(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    return _sparse_mla(fields, sizes, [True] * sizes.layers, has_rope_pairs=False)
+
+
+def _glm_moe_dsa(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    """Return the architecture of GLM-5: some layers use the selection of the layer before."""
+    kinds, pattern = fields.get("indexer_types"), fields.get("index_topk_pattern")
+    every, offset = fields.get("index_topk_freq") or 1, fields.get("index_skip_topk_offset", 2)
+    if kinds is None and isinstance(pattern, str):
+        kinds = [_PATTERN.get(letter, letter) for letter in pattern]
+    elif kinds is None:
+        kinds = pattern or [
+            "shared" if max(layer - offset + 1, 0) % max(every, 1) else "full"
+            for layer in range(sizes.layers)
+        ]
+    if len(kinds) != sizes.layers or not {*kinds} <= {"full", "shared"} or kinds[0] != "full":
+        raise UnsupportedConfig(f"{fields.where} has unsupported indexer_types {kinds!r}")
+    return _sparse_mla(fields, sizes, [kind == "full" for kind in kinds], has_rope_pairs=True)
+
+
+def _sparse_mla(
+    fields: ConfigFields, sizes: DecoderSizes, has_indexer: list[bool], *, has_rope_pairs: bool
+) -> Architecture:
+    """Return a decoder with latent attention to selected tokens; some layers have an indexer."""
+    kinds = fields.get("layer_types") or ["indexed_attention"]
+    if {*kinds} != {"indexed_attention"}:
+        raise UnsupportedConfig(f"{fields.where} has unsupported layer_types {kinds!r}")
+    fields.count("q_lora_rank")  # index queries are projected from latents
+    if fields.get("indexer_rope_interleave", has_rope_pairs) is not has_rope_pairs:
+        raise UnsupportedConfig(f"{fields.where} has unsupported indexer_rope_interleave")
+    dim = fields.count("index_head_dim", 128)
+    indexer = Indexer(fields.count("index_n_heads"), dim, has_rope_pairs)
+    experts = _experts_by_type(fields, sizes, 3)
+    architecture = _mla(fields, sizes, experts, has_rope_pairs=True)
+    num_selected = fields.count("index_topk", 2048)
+    blocks = []
+    for block, has_own in zip(architecture.blocks, has_indexer, strict=True):
+        latent = block.latent
+        assert latent is not None
+        if dim < latent.rope_dim:
+            raise UnsupportedConfig(f"{fields.where} has unsupported index_head_dim {dim}")
+        shape = replace(block.attention, num_selected=num_selected, index_dim=dim if has_own else 0)
+        blocks.append(replace(block, attention=shape, indexer=indexer if has_own else None))
+    return replace(architecture, blocks=tuple(blocks))
+
+
+def _experts_by_type(
+    fields: ConfigFields, sizes: DecoderSizes, num_dense: int
+) -> list[Experts | None]:
+    """Return the experts of each layer, by its type or after a number of dense layers."""
     kinds = fields.get("mlp_layer_types")
-    dense = fields.get("first_k_dense_replace", 1)
+    dense = fields.get("first_k_dense_replace", num_dense)
     if kinds is None:
         kinds = ["dense" if layer < dense else "sparse" for layer in range(sizes.layers)]
     if len(kinds) != sizes.layers or not {*kinds} <= {"dense", "sparse"}:
         raise UnsupportedConfig(f"{fields.where} has unsupported mlp_layer_types {kinds!r}")
     experts = sigmoid_experts(fields)
-    return _mla(fields, sizes, [experts if kind == "sparse" else None for kind in kinds])
+    return [experts if kind == "sparse" else None for kind in kinds]
 
 
 def _deepseek_v2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
@@ -85,8 +138,10 @@ def _mla(
     sizes: DecoderSizes,
     experts: list[Experts | None],
     missing_rope: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    has_rope_pairs: bool | None = None,
 ) -> Architecture:
-    """Return a decoder with latent attention."""
+    """Return a decoder with latent attention; None leaves rope pairs to the config."""
     for key in _WITHOUT_EFFECT:
         fields.get(key)
     query_rank = fields.get("q_lora_rank")
@@ -96,7 +151,9 @@ def _mla(
         nope_dim=fields.count("qk_nope_head_dim", 128),
         rope_dim=fields.count("qk_rope_head_dim", 64),
         value_dim=fields.count("v_head_dim", 128),
-        has_rope_pairs=fields.flag("rope_interleave", default=True),
+        has_rope_pairs=fields.flag("rope_interleave", default=True)
+        if has_rope_pairs is None
+        else has_rope_pairs,
         has_bias=fields.flag("attention_bias"),
     )
     parameters = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or missing_rope)
@@ -164,6 +221,7 @@ _V3 = {
     "n_shared_experts": 1,
     "num_nextn_predict_layers": 1,
 }
+_V32 = {**_V3, "index_n_heads": 64}
 _GLM = {
     "norm_topk_prob": True,
     "eos_token_id": 1,
@@ -176,6 +234,17 @@ _GLM = {
     "moe_intermediate_size": 1536,
     "n_shared_experts": 1,
 }
+_GLM5 = {
+    **_GLM,
+    "q_lora_rank": 2048,
+    "routed_scaling_factor": 2.5,
+    "num_experts_per_tok": 8,
+    "n_routed_experts": 256,
+    "moe_intermediate_size": 2048,
+    "index_n_heads": 32,
+    "num_nextn_predict_layers": 1,
+}
+_PATTERN = {"F": "full", "S": "shared"}
 _MISTRAL_ROPE = MappingProxyType(
     {
         "rope_type": "yarn",
@@ -199,6 +268,9 @@ _MISTRAL = {
 MLA: dict[str, Family] = {
     "deepseek_v2": Family("DeepseekV2ForCausalLM", _deepseek_v2, 64, _V2, _UNUSED, sorts_rows=True),
     "deepseek_v3": Family("DeepseekV3ForCausalLM", _deepseek_v3, 64, _V3, _UNUSED, sorts_rows=True),
+    "deepseek_v32": Family(
+        "DeepseekV32ForCausalLM", _deepseek_v32, 64, _V32, _UNUSED, sorts_rows=True
+    ),
     "kimi_k2": Family("DeepseekV3ForCausalLM", _deepseek_v3, 64, _V3, _UNUSED, sorts_rows=True),
     "mistral4": Family(
         "Mistral4ForCausalLM",
@@ -215,5 +287,8 @@ MLA: dict[str, Family] = {
         _GLM,
         _UNUSED,
         sorts_rows=True,
+    ),
+    "glm_moe_dsa": Family(
+        "GlmMoeDsaForCausalLM", _glm_moe_dsa, 64, _GLM5, _UNUSED, sorts_rows=True
     ),
 }

@@ -18,8 +18,8 @@ REFUSED_TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *("olmo_hybrid", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya"),
         ),
         "layers attend to a selection of tokens (sparse attention)": (
-            *("axk2", "deepseek_v32", "deepseek_v4", "dots3_note", "dots3_note_text"),
-            *("glm_moe_dsa", "hy_v4", "hy_v4_vl", "hy_v4_vl_text", "qwen4_exp", "qwen4_exp_text"),
+            *("axk2", "deepseek_v4", "dots3_note", "dots3_note_text", "hy_v4", "hy_v4_vl"),
+            *("hy_v4_vl_text", "qwen4_exp", "qwen4_exp_text"),
         ),
         "a layer calls attention more than once": ("diffllama", "dory", "hrm_text"),
         OWN_CODE: (
@@ -58,6 +58,9 @@ ONLY_OWN_TYPES: Mapping[str, str] = MappingProxyType(
                 *("nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
             ),
             "its layers keep a state other than a KV cache",
+        ),
+        **dict.fromkeys(
+            ("deepseek_v32", "glm_moe_dsa"), "its layers attend to a selection of tokens"
         ),
         "llama4_text": "its layers attend within chunks of the context",
         "nemotron": "its class does not pass the arguments that paged attention needs",

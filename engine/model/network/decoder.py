@@ -26,6 +26,7 @@ from ...kernels.hybrid import HybridBackend
 from ...kernels.latent import LatentBackend
 from ...kernels.linear import Embedding, Linear
 from ...kernels.quantised import Matrix, as_tensor
+from ...kernels.sparse_latent import Selection
 from ...kernels.step import Step, to_device
 from ..config.architecture import Architecture
 from .decoder_layers import DecoderLayer, LayerMaker, StreamedLayers
@@ -181,12 +182,17 @@ class Decoder:
             self._mapping.update(_token_adapters(step))
         residual = self._embedded(step)  # [T, H]
         x: Tensor | None = None  # the next norm adds it to the residual
+        selection: Selection | None = None  # of tokens, for later layers
         for index in range(len(self._layers)):
             layer = self._layers[index]
             self.num_layers_started += 1
             if index and step.shown is not None:
                 _add_deepstack(residual, step, index)
-            if layer.out_proj is not None:
+            if layer.sparse is not None:
+                latents = cast("LatentBackend", attention)
+                own = latents, x, residual, cos_sin[layer.rope]
+                x, selection = layer.sparse.attend(*own, selection)
+            elif layer.out_proj is not None:
                 x = self._mix(attention, layer, x, residual, cos_sin, step)
             if layer.is_last and not len(rows):
                 return residual[:0]

@@ -19,77 +19,19 @@ from ...kernels.elementwise import (
     Gate,
     Norm,
     activate,
-    apply_rotary,
     sigmoid,
     xielu,
 )
 from ...kernels.experts import ExpertWeights, Routing, route
-from ...kernels.latent import LatentBackend, UpProjections
+from ...kernels.latent import UpProjections
 from ...kernels.linear import Fp8Linear, Linear, LinearFactory, NormedLinear
 from ...kernels.quantised import Matrix, Quantised, as_tensor
 from ...kernels.recurrence import RuleWeights
-from ..config.architecture import Architecture, Block, Experts, Latent, Multiplier, Recurrence
+from ..config.architecture import Architecture, Block, Experts, Multiplier, Recurrence
 from ..config.hf_config import UnsupportedConfig
 from ..weights.weight_map import EXPERT_NORMS
+from .latent_layers import LATENT_EPS, IndexProjections, LatentMixer, SparseMixer
 from .recurrent_layers import RecurrentMixer
-
-
-@dataclass(frozen=True, slots=True)
-class LatentMixer:
-    """Projections of a layer with latent attention, except for the out-projection.
-
-    `down_proj` norms its input, and gives queries, or their latents for `query_up`, and the latent
-    and rotary key of each token. `index` counts attention layers.
-    """
-
-    index: int
-    latent: Latent
-    num_heads: int
-    down_proj: NormedLinear
-    query_norm: Norm | None
-    query_up: Linear | None
-    norm: Norm
-    projections: UpProjections
-
-    def attend(
-        self,
-        backend: LatentBackend,
-        x: Tensor | None,
-        residual: Tensor,
-        cos_sin: Tensor,
-        growth: Tensor | None = None,
-    ) -> Tensor:
-        """Store a step's latents and return its attention output: `[T, H · Dv]`.
-
-        Queries are multiplied by `growth [T, 1]`.
-        """
-        sizes, rank = self.latent, self.latent.kv_rank
-        down = self.down_proj(x, residual)
-        query, key = down[:, : -rank - sizes.rope_dim], down[:, -rank - sizes.rope_dim :]
-        if self.query_up is not None and self.query_norm is not None:
-            query = self.query_up(self.query_norm(query.contiguous()))
-        if growth is not None:
-            query = query * growth.to(query.dtype)
-        query = query.view(len(query), self.num_heads, -1)  # [T, H, Dn + Dr]
-        latents = self.norm(key[:, :rank].contiguous())
-        plain, rotary = torch.split(query, [sizes.nope_dim, sizes.rope_dim], dim=2)
-        rotary, turned = (
-            self._turned(part.contiguous(), cos_sin) for part in (rotary, key[:, None, rank:])
-        )
-        stored = torch.cat([latents[:, None], turned], dim=2)
-        backend.store(self.index, stored, stored)
-        out = backend.attend_latents(self.index, plain, rotary, self.projections)
-        return out.flatten(1)
-
-    def _turned(self, x: Tensor, cos_sin: Tensor) -> Tensor:
-        """Return rotary parts `[T, H, Dr]` rotated, of pairs of neighbours if configured."""
-        if self.latent.has_rope_pairs:
-            x = x.view(*x.shape[:2], -1, 2).mT.flatten(2)
-        return apply_rotary(x, cos_sin)
-
-
-# Norms of latents use it whatever the config contains.
-LATENT_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +53,7 @@ class DecoderLayer:
     sinks: Tensor | None
     recurrent: RecurrentMixer | None
     latent: LatentMixer | None
+    sparse: SparseMixer | None
     out_proj: Linear | None
     post_attention_layernorm: Norm | None
     mlp: NormedLinear | None
@@ -166,9 +109,12 @@ class LayerMaker:
             self._multiply(role, multiplier)
         qkv_proj = recurrent = out_proj = None
         attended = sum(other.has_attention for other in before)
-        latent = None
+        latent = sparse = None
         if block.latent is not None:
-            latent = self._latent(role, attended, block)
+            input_norm = self.norm(f"{role}input_layernorm")
+            latent = self._latent(role, attended, block, input_norm)
+            if block.attention.num_selected:
+                sparse = SparseMixer(latent, self._index_projections(role, block, input_norm))
             out_proj = self._linear(f"{role}o_proj")
         elif block.has_attention and block.recurrence is None:
             qkv_proj = self._normed(f"{role}qkv_proj", f"{role}input_layernorm")
@@ -195,6 +141,7 @@ class LayerMaker:
             sinks=self.vector(f"{role}sinks"),
             recurrent=recurrent,
             latent=latent,
+            sparse=sparse,
             out_proj=out_proj,
             post_attention_layernorm=self.norm(f"{role}post_attention_layernorm"),
             mlp=self._feedforward(role, block),
@@ -213,7 +160,7 @@ class LayerMaker:
     def _normed(self, role: str, norm: str) -> NormedLinear:
         return self._linear_factory.make_normed(self._linear(role), self.norm(norm))
 
-    def _latent(self, role: str, index: int, block: Block) -> LatentMixer:
+    def _latent(self, role: str, index: int, block: Block, input_norm: Norm | None) -> LatentMixer:
         sizes, heads = block.latent, block.attention.num_query_heads
         assert sizes is not None
         up = as_tensor(self._weights.pop(f"{role}kv_b_proj")).view(heads, -1, sizes.kv_rank)
@@ -224,11 +171,33 @@ class LayerMaker:
             index=index,
             latent=sizes,
             num_heads=heads,
-            down_proj=self._normed(f"{role}latent_proj", f"{role}input_layernorm"),
+            down_proj=self._linear_factory.make_normed(
+                self._linear(f"{role}latent_proj"), input_norm
+            ),
             query_norm=query_norm and query_norm._replace(eps=LATENT_EPS),
             query_up=self._linear(f"{role}q_b_proj") if has_query_latents else None,
             norm=norm._replace(eps=LATENT_EPS),
             projections=UpProjections(up[:, : sizes.nope_dim], up[:, sizes.nope_dim :]),
+        )
+
+    def _index_projections(
+        self, role: str, block: Block, input_norm: Norm | None
+    ) -> IndexProjections | None:
+        if block.indexer is None:
+            return None
+        assert input_norm is not None
+        weight, bias = (
+            self._ops.norm_weight(as_tensor(self._weights.pop(f"{role}{name}")), 0.0)
+            for name in ("index_k_norm", "index_k_norm_bias")
+        )
+        weights = as_tensor(self._weights.pop(f"{role}index_weights")).float()
+        return IndexProjections(
+            indexer=block.indexer,
+            norm=input_norm,
+            query_up=self._linear(f"{role}index_q_proj"),
+            key_proj=self._linear(f"{role}index_k_proj"),
+            key_norm=Norm(self._ops, weight, bias, LATENT_EPS),
+            weights_proj=self._linear_factory.make(weights),
         )
 
     def _multiply(self, role: str, multiplier: Multiplier) -> None:

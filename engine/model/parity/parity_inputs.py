@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...kernels.attention import AttentionShape
 from ..config.architecture import Architecture, Block
 from ..network.kv_cache_size import free_bytes
 from ..weights.weight_map import weights_of
@@ -69,7 +70,7 @@ def parity_inputs(
         blocks = architecture.blocks[:num_layers]
         windows = [
             window
-            for window in {block.attention.most_visible for block in blocks}
+            for window in {_most_seen(block.attention) for block in blocks}
             if longest
             < window
             <= min(LONGEST_WINDOW, _short_positions(architecture) - PARITY_TOKENS)
@@ -108,6 +109,11 @@ def fits(weights: Iterable[Weight], device: torch.device) -> bool:
 def num_bytes(weights: Iterable[Weight]) -> int:
     """Return the bytes of weights in fp32."""
     return sum(prod(weight.shape) for weight in weights) * torch.float32.itemsize
+
+
+def _most_seen(shape: AttentionShape) -> int:
+    """Return the most tokens that a query sees, by its window or by a selection; 0: all."""
+    return shape.most_visible or shape.num_selected
 
 
 def _short_positions(architecture: Architecture) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...kernels.communicator import Shard
 from ...kernels.elementwise import Gate
-from ..config.architecture import Architecture, Block, Experts, Latent
+from ..config.architecture import Architecture, Block, Experts, Indexer, Latent
 from .recurrent_weights import recurrent_weights
 from .weight_parts import (
     WHOLE,
@@ -65,6 +65,8 @@ def weights_of(
         yield from layer.norms()
         if block.latent is not None:
             yield from layer.latent_attention(block.latent)
+            if block.indexer is not None:
+                yield from layer.indexer(block.indexer, block.latent)
         elif block.has_attention:
             yield from layer.attention()
         if block.recurrence is not None:
@@ -137,6 +139,17 @@ class _Layer:
             "kv_b_proj", prefix, latent.nope_dim + latent.value_dim, latent.kv_rank
         )
         yield from self._joined("o_proj", prefix, heads, latent.value_dim)
+
+    def indexer(self, indexer: Indexer, latent: Latent) -> Iterator[Weight]:
+        """Yield the projections to index keys and queries; every rank selects for its heads."""
+        prefix = f"{self.prefix}{self.model.names.attention}.indexer."
+        heads, dim, hidden = indexer.num_heads, indexer.head_dim, self.model.hidden_size
+        role = f"{self.role}index_"
+        yield whole(f"{role}q_proj", f"{prefix}wq_b.weight", heads * dim, latent.query_rank)
+        yield whole(f"{role}k_proj", f"{prefix}wk.weight", dim, hidden)
+        yield whole(f"{role}k_norm", f"{prefix}k_norm.weight", dim)
+        yield whole(f"{role}k_norm_bias", f"{prefix}k_norm.bias", dim)
+        yield whole(f"{role}weights", f"{prefix}weights_proj.weight", heads, hidden)
 
     def _of_heads(self, name: str, prefix: str, dim: int, width: int) -> Weight:
         """Return a rank's rows of a projection with `dim` numbers per head."""

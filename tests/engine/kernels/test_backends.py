@@ -398,6 +398,9 @@ def test_latents_have_a_gpus_kernels_where_they_fit(
     assert choose_backend([shape], torch.bfloat16, torch.device(device)) is expected
     with reference_kernels():
         assert choose_backend([shape], torch.bfloat16, torch.device(device)) is LatentAttention
+    sparse = replace(shape, num_selected=2048, index_dim=128)
+    backend = choose_backend([sparse], torch.bfloat16, torch.device(device))
+    assert getattr(backend, "latents_type", None) is expected
 
 
 @pytest.mark.parametrize(

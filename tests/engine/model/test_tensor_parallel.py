@@ -50,6 +50,7 @@ MET = [
     "Olmo2Config",
     "DeepseekV2Config",
     "DeepseekV3Config",
+    "GlmMoeDsaConfig",
     "Lfm2Config",
     "GraniteMoeHybridConfig",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from tidemill.engine.kernels.recurrence import RecurrentBackend
 from tidemill.engine.kernels.triton.attention import TritonAttention
 from tidemill.engine.kernels.triton.latent import TritonLatentAttention
 from tidemill.engine.kernels.triton.recurrence import TritonRecurrence
+from tidemill.engine.kernels.triton.sparse_latent import TritonSparseLatentAttention
 from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.loop.cuda_graphs import Capture
 from tidemill.engine.model import native
@@ -72,6 +74,42 @@ def test_rows_are_those_of_launched_steps(tmp_path: Path, family: str, num_layer
     captures = CapturesByCallingAgain()
     assert run(replace(model, backend=backend), captures) == run(model, None)
     assert captures.num_replays >= 2
+
+
+def test_only_steps_whose_sequences_are_short_are_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With sparse attention, a step that selects tokens is launched, others are replayed."""
+    build("GlmMoeDsaConfig").save_pretrained(tmp_path)  # type: ignore[operator]
+    description, checkpoint = read_hf_config(str(tmp_path)), find_checkpoint(str(tmp_path))
+    parts = (checkpoint, description, architecture_of(description), torch.float32)
+    model = native.load(*parts, torch.device("cpu"), num_layers=1)
+    (num_selected,) = {shape.num_selected for shape in model.shapes}
+    config = EngineConfig("tiny", max_num_seqs=4, max_num_batched_tokens=16, steps_ahead=1)
+    captured: list[bool] = []
+
+    def run(model: LoadedModel, captures: Capture | None) -> list[list[int]]:
+        work = make_core(model, KVCacheSize(8, model.max_model_len), config, captures)
+        sequences = [
+            work.add(SequenceRequest([5, *range(start, start + length)], count, Sampling(seed=1)))
+            for start, length, count in ((20, 2, 5), (40, num_selected, 1))
+        ]
+        while work.step() is not None:
+            pass
+        return [sequence.result().token_ids for sequence in sequences]
+
+    kind = TritonSparseLatentAttention
+    capturing = kind.capturing
+
+    def noted(self: TritonSparseLatentAttention, *args: Any, **options: Any) -> Any:
+        captured.append(self.has_selection)
+        return capturing(self, *args, **options)
+
+    monkeypatch.setattr(kind, "capturing", noted)
+    captures = CapturesByCallingAgain()
+    assert run(replace(model, backend=kind), captures) == run(model, None)
+    assert captures.num_replays >= 2
+    assert not any(captured)
 
 
 class CapturesOnRows(CapturesByCallingAgain):

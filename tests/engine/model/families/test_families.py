@@ -20,6 +20,7 @@ from tidemill.engine.model.config.architecture import Architecture
 from tidemill.engine.model.config.hf_config import (
     ConfigFields,
     UnsupportedConfig,
+    parse_hf_config,
     read_hf_config,
 )
 from tidemill.engine.model.families import family, registry
@@ -93,6 +94,27 @@ def test_a_field_that_its_class_never_reads_is_ignored_by_name(tmp_path: Path, n
             understood(tmp_path, raw | {"tie_last_hidden_states": on})
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"index_topk_freq": 3},
+        {"index_topk_freq": 2, "index_skip_topk_offset": 1},
+        {"index_topk_pattern": "FSSF"},
+        {"index_topk_pattern": ["full", "shared", "full", "shared"]},
+    ],
+    ids=str,
+)
+def test_layers_share_selections_as_in_transformers(fields: dict[str, Any]) -> None:
+    """A frequency, an offset and a pattern give the layers with an indexer of GLM-5."""
+    raw = {**raw_config("GlmMoeDsaConfig"), "indexer_types": None, "index_topk_freq": None}
+    architecture = architecture_of(parse_hf_config("tiny", raw | fields))
+    kinds = transformers.GlmMoeDsaConfig(num_hidden_layers=4, **fields).indexer_types
+    assert [block.indexer is not None for block in architecture.blocks] == [
+        kind == "full" for kind in kinds
+    ]
+
+
 NOT_UNDERSTOOD: list[tuple[str, dict[str, Any], str]] = [
     *((name, {"hidden_act": "relu"}, "relu") for name in ("LlamaConfig", "Phi3Config")),
     ("MixtralConfig", {"hidden_act": "gelu"}, "gelu"),
@@ -105,6 +127,12 @@ NOT_UNDERSTOOD: list[tuple[str, dict[str, Any], str]] = [
     ("Gemma3TextConfig", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
     ("Gemma4TextConfig", {"hidden_size_per_layer_input": 8}, "per-layer inputs"),
     ("Gemma4TextConfig", {"per_layer_config": True}, "contradict each other"),
+    ("DeepseekV32Config", {"layer_types": ["full_attention"] * 4}, "layer_types"),
+    ("DeepseekV32Config", {"indexer_rope_interleave": True}, "indexer_rope_interleave"),
+    ("DeepseekV32Config", {"index_head_dim": 4}, "index_head_dim 4"),
+    ("GlmMoeDsaConfig", {"indexer_types": ["shared", *["full"] * 3]}, "indexer_types"),
+    ("GlmMoeDsaConfig", {"indexer_types": None, "index_topk_pattern": "FSX"}, "indexer_types"),
+    ("GlmMoeDsaConfig", {"indexer_rope_interleave": False}, "indexer_rope_interleave"),
     ("GPT2Config", {"scale_attn_weights": False}, "scale_attn_weights"),
     ("Gemma4TextConfig", {"num_kv_shared_layers": 2}, "keys and values of others"),
     ("LlamaConfig", {"sliding_window": 12}, "sliding_window"),
