@@ -27,6 +27,8 @@ from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 from tidemill.protocol.errors import InternalError
 
 KINDS = ["gemma3", "mistral3", "qwen2_5_vl", "qwen3_vl"]
+# These are also compared in `tasks/test_image_processors`.
+OTHERS = ["internvl"]
 NEW_TOKENS = 20
 SMALL, WIDE, TALL = (56, 56), (60, 130), (120, 80)
 GREEDY = Sampling(temperature=0)
@@ -77,7 +79,7 @@ def sight_of(model: LoadedModel) -> ImageSpec:
 
 
 @pytest.mark.parametrize("steps_ahead", with_long([1], [0]))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *OTHERS])
 def test_greedy_tokens_match_generate(ready: Ready, kind: str, steps_ahead: int) -> None:
     """Chunked, mixed with text rows, shared, preempted or ahead, results equal those alone."""
     network, model, folder = ready(kind)

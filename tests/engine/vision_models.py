@@ -56,6 +56,11 @@ PREPARED["mistral3"] = {
 }
 PREPARED |= dict.fromkeys(("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), PREPARED["qwen3_vl"])
 PREPARED["qwen2_vl"] = PREPARED["qwen2_5_vl"]
+PREPARED["internvl"] = {
+    "size": {"height": SIDE, "width": SIDE},
+    "max_patches": 4,
+    "image_processor_type": "GotOcr2ImageProcessorFast",
+}
 
 
 def config_of(kind: str) -> Any:
@@ -80,6 +85,15 @@ def config_of(kind: str) -> Any:
             text_config=COMMON | {"model_type": "ministral3", "sliding_window": None},
             vision_config=TOWER | tower | {"model_type": "pixtral", "patch_size": 14},
             image_token_index=IMAGE,
+            tie_word_embeddings=False,
+        )
+    if kind == "internvl":
+        tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "norm_type": "layer_norm"}
+        return transformers.InternVLConfig(
+            text_config=COMMON | {"model_type": "qwen3"},
+            vision_config=TOWER | tower | {"image_size": [SIDE] * 2, "patch_size": [14] * 2},
+            image_token_id=IMAGE,
+            image_seq_length=4,
             tie_word_embeddings=False,
         )
     marks = {
@@ -182,11 +196,13 @@ def save(network: Any, folder: Path) -> None:
 MARKS = {
     "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
     "mistral3": ("[IMG]", "[IMG_0]", "[IMG_BREAK]", "[IMG_END]"),
+    "internvl": ("<IMG_CONTEXT>", "<img>", "</img>"),
     "qwen2_5_vl": ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>"),
 }
 # They render an image as their families' templates do.
 _PART = {
     "gemma3": "<start_of_image>",
+    "internvl": "<IMG_CONTEXT>\n",
     "mistral3": "[IMG]",
     "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
 }
@@ -260,9 +276,11 @@ def inputs_of(folder: Path, request: SequenceRequest) -> dict[str, torch.Tensor]
     if not request.images:
         return {"input_ids": ids}
     pixels: list[NDArray[np.uint8]] = [shown.pixels for shown in request.images]
-    inputs = dict(_processor(folder)(pixels, return_tensors="pt", do_resize=False))
+    if "crop_to_patches" in (processor := _processor(folder)).to_dict():
+        pixels = [tile for one in request.images for tile in np.split(one.pixels, one.rows)]
+    inputs = dict(processor(pixels, return_tensors="pt", do_resize=False))
     inputs.pop("num_crops", None)
-    if "image_sizes" in inputs:
+    if inputs.pop("num_patches", None) is not None or "image_sizes" in inputs:
         return {**inputs, "input_ids": ids}
     name = "mm_token_type_ids" if "image_grid_thw" in inputs else "token_type_ids"
     return {**inputs, "input_ids": ids, name: (ids == IMAGE).long()}

@@ -21,7 +21,10 @@ from ...scheduling.prompt_audio import AudioSpec
 from ...storage.hub import find_file
 from ..config.hf_config import ConfigFields, HFConfig, UnsupportedConfig
 from . import audio_encoder
+from .tiles import Tiles
 
+# Fields that users may override: pixels of an image, or its tiles.
+IMAGE_LIMITS = ("min_pixels", "max_pixels", "min_patches", "max_patches")
 _PREPARATION, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
 # Fields that do not affect how an image is prepared.
 _NAMES = (
@@ -31,6 +34,7 @@ _NAMES = (
 _BILINEAR, _BICUBIC = 2, 3
 _FILTERS = range(6)
 _MOST_SIDE = 2**14
+_MOST_TILES = 64
 _CLIP_MEAN = [0.48145466, 0.4578275, 0.40821073]
 _CLIP_STD = [0.26862954, 0.26130258, 0.27577711]
 
@@ -286,6 +290,44 @@ def _mistral3(
     return image_spec, _shades(fields, _CLIP_MEAN, _CLIP_STD)
 
 
+def _internvl(
+    whole: Mapping[str, Any], fields: ConfigFields
+) -> tuple[ImageSpec, NDArray[np.float32]]:
+    tower, ratio = whole["vision_config"], whole.get("downsample_ratio", 0.5)
+    if whole.get("vision_feature_layer", -1) != -1:
+        raise UnsupportedConfig("its config uses only some of the tower's layers")
+    if (ratio, whole.get("vision_feature_select_strategy", "default")) != (0.5, "default"):
+        raise UnsupportedConfig("its config selects unsupported features of its tower")
+    size = fields.get("size") or {"height": 384, "width": 384}
+    sides, patches = (
+        {*pair} if isinstance(pair, list | tuple) else {pair}
+        for pair in (tower.get("image_size", 448), tower.get("patch_size", 14))
+    )
+    sides |= {size.get("height"), size.get("width")}
+    if len(sides) != 1 or not 0 < max(sides) <= _MOST_SIDE:
+        raise UnsupportedConfig(f"{_PREPARATION} has a different image size than its tower")
+    side, patch = max(sides), max(patches)
+    if len(patches) != 1 or side % (2 * patch):
+        raise UnsupportedConfig(f"its tower has unsupported patch_size {sorted(patches)!r}")
+    fields.get("crop_to_patches")  # its processor always does
+    fewest, most = fields.count("min_patches", 1), fields.count("max_patches", 12)
+    if not fewest <= most <= _MOST_TILES:
+        raise UnsupportedConfig(f"{_PREPARATION} has invalid limits: {fewest} to {most} tiles")
+    token = whole.get("image_token_id", 151_667)
+    tiles = Tiles(side, (side // patch // 2) ** 2, fewest, most)
+    image_spec = ImageSpec(
+        mark=token,
+        token=token,
+        spelling=("<img>", token, "</img>"),
+        sizes=tiles,
+        filter=_filter(fields, _BICUBIC),
+        is_bidirectional=False,
+        has_axes=False,
+        tiling=tiles,
+    )
+    return image_spec, _shades(fields, _CLIP_MEAN, _CLIP_STD)
+
+
 def _clip(fields: ConfigFields) -> tuple[ImageForm, NDArray[np.float32]]:
     return _squares(fields, {"shortest_edge": 224}, 224), _shades(fields, _CLIP_MEAN, _CLIP_STD)
 
@@ -361,6 +403,7 @@ _TOWERS = {"clip": _clip, "siglip": _siglip}
 _Reader = Callable[[Mapping[str, Any], ConfigFields], tuple[ImageSpec, NDArray[np.float32]]]
 _READERS: dict[str, _Reader] = {
     "gemma3": _gemma3,
+    "internvl": _internvl,
     "mistral3": _mistral3,
     "qwen2_vl": _qwen_vl,
     "qwen2_5_vl": _qwen_vl,

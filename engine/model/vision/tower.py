@@ -5,6 +5,7 @@ A tower's input is bit-identical to the output of transformers' image processor.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -209,8 +210,30 @@ class _Merged(nn.Module):
         return vectors
 
 
+class _Shuffled(nn.Module):
+    """The tower of InternVL: a tile's patches by four, projected to tokens."""
+
+    def __init__(self, config: Any) -> None:
+        from transformers.models.internvl.modeling_internvl import InternVLMultiModalProjector
+
+        super().__init__()
+        self.tower = _network(config.vision_config)
+        self.projector = InternVLMultiModalProjector(config)
+
+    def forward(self, shades: Tensor) -> Tensor:
+        """Look at a column of tiles: `[3, tiles · S, S]` → `[tiles · tokens, H]`."""
+        side = shades.shape[2]
+        tiles = shades.view(3, -1, side, side).transpose(0, 1)
+        seen = self.tower(pixel_values=tiles).last_hidden_state[:, 1:]  # without the class token
+        half = math.isqrt(seen.shape[1]) // 2
+        squares = seen.view(len(tiles), half, 2, half, 2, -1).transpose(2, 3)
+        vectors: Tensor = self.projector(squares.reshape(len(tiles) * half**2, -1))
+        return vectors
+
+
 _TOWERS = {
     "gemma3": _Projected,
+    "internvl": _Shuffled,
     "mistral3": _Merged,
     KIND: AudioEncoder,
     "qwen2_vl": _Squares,

@@ -25,6 +25,7 @@ from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.native import DTYPE_TOLERANCE, ParityResult
 from tidemill.engine.model.network.decoder import Decoder
+from tidemill.engine.model.network.loaded_model import LoadedModel
 from tidemill.engine.model.parity import parity_inputs
 from tidemill.engine.model.parity.logits import chunked_logits, parity_tokens
 from tidemill.engine.model.vision.preprocessor_config import (
@@ -33,11 +34,12 @@ from tidemill.engine.model.vision.preprocessor_config import (
     VisionConfig,
     read_vision_config,
 )
+from tidemill.engine.model.vision.tiles import Tiles
 from tidemill.engine.model.weights.checkpoint import WHOLE, find_checkpoint
 
 pytestmark = pytest.mark.usefixtures("proved")
 
-KINDS = ["gemma3", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
+KINDS = ["gemma3", "internvl", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
 PREPARATION = "preprocessor_config.json"
 CPU = torch.device("cpu")
 
@@ -206,6 +208,8 @@ def test_a_head_that_is_tied_in_the_whole_is_tied(folder_of: FolderOf) -> None:
         ("gemma3", {"image_mean": [0.5]}, "image_mean"),
         ("gemma3", {"image_std": [0, 0, 0]}, "image_std"),
         ("gemma3", {"do_rescale": False}, "do_rescale"),
+        ("internvl", {"size": {"height": 56, "width": 28}}, "a different image size"),
+        ("internvl", {"min_patches": 5}, "5 to 4 tiles"),
         ("mistral3", {"patch_size": 16}, "a different patch size"),
         ("mistral3", {"size": {"longest_edge": 9}}, "longest_edge 9"),
         ("qwen2_5_vl", {"patch_size": 16}, "a different patch size"),
@@ -293,6 +297,32 @@ def test_bounds_of_pixels_can_be_overridden(folder_of: FolderOf) -> None:
         loaded(max_pixels=9)
     with pytest.raises(ModelRefused, match="not do_resize"):
         loaded(do_resize=False)
+
+
+def test_tiles_can_be_limited(folder_of: FolderOf) -> None:
+    """A limit that a model does not have is refused."""
+    folder, fields = folder_of("internvl"), {"dtype": "float32", "device": "cpu"}
+
+    def loaded(**options: Any) -> LoadedModel:
+        return load_model(EngineConfig(str(folder), **fields, mm_processor_kwargs=options))
+
+    vision_encoder = loaded(max_patches=1).vision_encoder
+    assert vision_encoder is not None
+    assert vision_encoder.image_spec.sizes.fit(9, 900) == (56, 56, 1, 4)
+    with pytest.raises(ModelRefused, match=r"--mm-processor-kwargs: .* unsupported max_pixels"):
+        loaded(max_pixels=9)
+
+
+def test_tiles_are_those_of_transformers() -> None:
+    """Shapes and sizes vary, also between two grids that are equally near."""
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
+
+    rng = np.random.default_rng(0)
+    sizes = (np.exp(rng.uniform(0, 8, (200, 2)))).astype(int).tolist()
+    for height, width in [*sizes, (500, 500), (56, 56), (100, 200), (400, 300), (1, 5000)]:
+        for fewest, most in ((1, 12), (3, 5), (1, 1)):
+            grid = Tiles(56, 4, fewest, most).grid(height, width)
+            assert grid[::-1] == get_optimal_tiled_canvas((height, width), (56, 56), fewest, most)
 
 
 def test_sizes_are_those_of_transformers() -> None:
