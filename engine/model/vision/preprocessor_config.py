@@ -21,10 +21,11 @@ from ...scheduling.prompt_audio import AudioSpec
 from ...storage.hub import find_file
 from ..config.hf_config import ConfigFields, HFConfig, UnsupportedConfig
 from . import audio_encoder
+from .soft_tokens import BUDGETS, SoftTokens
 from .tiles import Tiles
 
-# Fields that users may override: pixels of an image, or its tiles.
-IMAGE_LIMITS = ("min_pixels", "max_pixels", "min_patches", "max_patches")
+# Fields that users may override: pixels of an image, its tiles, or its tokens.
+IMAGE_LIMITS = ("min_pixels", "max_pixels", "min_patches", "max_patches", "max_soft_tokens")
 _PREPARATION, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
 # Fields that do not affect how an image is prepared.
 _NAMES = (
@@ -290,6 +291,33 @@ def _mistral3(
     return image_spec, _shades(fields, _CLIP_MEAN, _CLIP_STD)
 
 
+def _gemma4(
+    whole: Mapping[str, Any], fields: ConfigFields
+) -> tuple[ImageSpec, NDArray[np.float32]]:
+    tower, text = whole["vision_config"], whole["text_config"]
+    sizes = tower.get("patch_size", 16), tower.get("pooling_kernel_size", 3)
+    if (fields.count("patch_size", 16), fields.count("pooling_kernel_size", 3)) != sizes:
+        raise UnsupportedConfig(f"{_PREPARATION} has a different patch size than its tower")
+    most = fields.count("max_soft_tokens", 280)
+    if most not in BUDGETS:
+        raise UnsupportedConfig(
+            f"{_PREPARATION} has max_soft_tokens {most}, which is none of {BUDGETS}"
+        )
+    fields.get("size")  # its processor ignores it
+    begin, end = whole.get("boi_token_id", 255_999), whole.get("eoi_token_id", 258_882)
+    token = whole.get("image_token_id", 258_880)
+    image_spec = ImageSpec(
+        mark=token,
+        token=token,
+        spelling=(begin, token, end),
+        sizes=SoftTokens(math.prod(sizes), most),
+        filter=_filter(fields, _BICUBIC),
+        is_bidirectional=text.get("use_bidirectional_attention") == "vision",
+        has_axes=False,
+    )
+    return image_spec, _shades(fields, [0.0] * 3, [1.0] * 3, normalizes=False)
+
+
 def _internvl(
     whole: Mapping[str, Any], fields: ConfigFields
 ) -> tuple[ImageSpec, NDArray[np.float32]]:
@@ -368,7 +396,7 @@ def _close(fields: ConfigFields, image_spec: ImageSpec | None = None) -> None:
     """Refuse to understand images if a field of their preparation was not used."""
     for key in _NAMES:
         fields.get(key)
-    for key in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
+    for key in ("do_resize", "do_rescale", "do_convert_rgb"):
         if not fields.flag(key, default=True):
             raise UnsupportedConfig(f"{_PREPARATION} has unsupported {key} false")
     fields.check_all_read()
@@ -386,9 +414,13 @@ def _filter(fields: ConfigFields, default: int) -> int:
     return int(number)
 
 
-def _shades(fields: ConfigFields, mean: list[float], std: list[float]) -> NDArray[np.float32]:
+def _shades(
+    fields: ConfigFields, mean: list[float], std: list[float], *, normalizes: bool = True
+) -> NDArray[np.float32]:
     """Return each level of each channel, in transformers' order of operations and types."""
     mean, std = fields.get("image_mean", mean), fields.get("image_std", std)
+    if not fields.flag("do_normalize", default=normalizes):
+        mean, std = [0.0] * 3, [1.0] * 3
     scale = fields.number("rescale_factor", 1 / 255)
     means, stds = np.array(mean, np.float32), np.array(std, np.float32)
     if not means.shape == stds.shape == (3,) or not np.isfinite(means).all() or not stds.all():
@@ -403,6 +435,7 @@ _TOWERS = {"clip": _clip, "siglip": _siglip}
 _Reader = Callable[[Mapping[str, Any], ConfigFields], tuple[ImageSpec, NDArray[np.float32]]]
 _READERS: dict[str, _Reader] = {
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
     "internvl": _internvl,
     "mistral3": _mistral3,
     "qwen2_vl": _qwen_vl,

@@ -21,7 +21,7 @@ from tidemill.protocol.contract import Reply
 
 pytestmark = pytest.mark.usefixtures("proved")
 
-KINDS = ["internvl"]
+KINDS = ["internvl", "gemma4"]
 NOISE = np.random.default_rng(0).integers(0, 256, (60, 130, 3), dtype=np.uint8)
 PICTURE = Image.fromarray(NOISE)
 TEXT, NEW_TOKENS = "What is it?", 6
@@ -46,20 +46,26 @@ def fixture_served(
     tokenizer = save_with_vocabulary(network, folder)
     with serving() as serve:
         dispatcher = serve(folder, images=ImageLimits(max_per_prompt=3))
-        yield Served(dispatcher, network, processor_of(folder, tokenizer))
+        yield Served(dispatcher, network, processor_of(kind, folder, tokenizer))
 
 
-def processor_of(folder: Path, tokenizer: Any) -> Any:
+def processor_of(kind: str, folder: Path, tokenizer: Any) -> Any:
     """Return transformers' processor of text and images."""
     import transformers
 
     images = transformers.AutoImageProcessor.from_pretrained(folder, use_fast=False)
-    tokenizer.start_image_token, tokenizer.end_image_token = "<img>", "</img>"
-    tokenizer.context_image_token, tokenizer.video_token = "<IMG_CONTEXT>", "<video>"
+    tokenizer.image_token_id = tokenizer.context_image_token_id = IMAGE
     tokenizer.start_image_token_id, tokenizer.end_image_token_id = BEGIN, END
-    tokenizer.context_image_token_id = IMAGE
+    image, begin, end = tokenizer.convert_ids_to_tokens([IMAGE, BEGIN, END])
+    tokenizer.image_token, tokenizer.context_image_token = image, image
+    tokenizer.boi_token, tokenizer.start_image_token = begin, begin
+    tokenizer.eoi_token, tokenizer.end_image_token = end, end
+    tokenizer.boa_token = tokenizer.eoa_token = tokenizer.video_token = "<|none|>"
+    tokenizer.pad_token = tokenizer.eos_token
     with pytest.MonkeyPatch.context() as patch:  # its part for videos needs torchvision
         patch.setattr(transformers.ProcessorMixin, "check_argument_for_proper_class", lambda *_: 0)
+        if kind == "gemma4":
+            return transformers.Gemma4Processor(None, images, tokenizer, None)
         return transformers.InternVLProcessor(images, tokenizer, image_seq_length=4)
 
 

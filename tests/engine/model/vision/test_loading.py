@@ -34,12 +34,15 @@ from tidemill.engine.model.vision.preprocessor_config import (
     VisionConfig,
     read_vision_config,
 )
+from tidemill.engine.model.vision.soft_tokens import SoftTokens
 from tidemill.engine.model.vision.tiles import Tiles
 from tidemill.engine.model.weights.checkpoint import WHOLE, find_checkpoint
 
 pytestmark = pytest.mark.usefixtures("proved")
 
-KINDS = ["gemma3", "internvl", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
+KINDS = ["gemma3", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
+# These are also compared in `tasks/test_image_processors`.
+OTHERS = ["gemma4", "internvl"]
 PREPARATION = "preprocessor_config.json"
 CPU = torch.device("cpu")
 
@@ -88,7 +91,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", with_long([*KINDS, "qwen3_vl_moe"], ["qwen3_5_moe"]))
+@pytest.mark.parametrize("kind", with_long([*KINDS, *OTHERS, "qwen3_vl_moe"], ["qwen3_5_moe"]))
 def test_it_is_proved_with_an_image(folder_of: FolderOf, kind: str, dtype: torch.dtype) -> None:
     """VisionTower and decoder together, against transformers' whole class."""
     parity = check_parity(folder_of(kind), dtype)
@@ -125,7 +128,7 @@ def test_different_image_inputs_fail_the_check(folder_of: FolderOf, kind: str) -
     assert not check_parity(folder_of(kind), change=dim).holds
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", with_long(KINDS, OTHERS))
 def test_where_not_all_layers_fit_the_first_are_compared(
     folder_of: FolderOf, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +211,8 @@ def test_a_head_that_is_tied_in_the_whole_is_tied(folder_of: FolderOf) -> None:
         ("gemma3", {"image_mean": [0.5]}, "image_mean"),
         ("gemma3", {"image_std": [0, 0, 0]}, "image_std"),
         ("gemma3", {"do_rescale": False}, "do_rescale"),
+        ("gemma4", {"max_soft_tokens": 71}, "max_soft_tokens 71"),
+        ("gemma4", {"pooling_kernel_size": 2}, "a different patch size"),
         ("internvl", {"size": {"height": 56, "width": 28}}, "a different image size"),
         ("internvl", {"min_patches": 5}, "5 to 4 tiles"),
         ("mistral3", {"patch_size": 16}, "a different patch size"),
@@ -339,6 +344,20 @@ def test_sizes_are_those_of_transformers() -> None:
         fit = rule.fit(height, width)
         assert fit[:2] == smart_resize(height, width, 28, rule.min_pixels, rule.max_pixels)
         assert fit[2:] == (fit.height // 28, fit.width // 28)
+
+
+def test_sizes_by_tokens_are_those_of_transformers() -> None:
+    """Shapes vary up to lines, which have as many squares as fit the budget."""
+    from transformers.models.gemma4.image_processing_pil_gemma4 import (
+        get_aspect_ratio_preserving_size,
+    )
+
+    rng = np.random.default_rng(0)
+    sizes = (np.exp(rng.uniform(0, 8, (200, 2)))).astype(int).tolist()
+    for height, width in [*sizes, (1, 1), (48, 48), (1, 3000), (3000, 1), (2000, 10)]:
+        fit = SoftTokens(48, 280).fit(height, width)
+        assert fit[:2] == get_aspect_ratio_preserving_size(height, width, 16, 2520, 3)
+        assert fit[2:] == (fit.height // 48, fit.width // 48)
 
 
 def test_sizes_by_the_longest_edge_are_those_of_transformers() -> None:
