@@ -79,7 +79,7 @@ def sight_of(model: LoadedModel) -> ImageSpec:
 
 
 @pytest.mark.parametrize("steps_ahead", with_long([1], [0]))
-@pytest.mark.parametrize("kind", [*KINDS, *OTHERS])
+@pytest.mark.parametrize("kind", with_long(KINDS, OTHERS))
 def test_greedy_tokens_match_generate(ready: Ready, kind: str, steps_ahead: int) -> None:
     """Chunked, mixed with text rows, shared, preempted or ahead, results equal those alone."""
     network, model, folder = ready(kind)

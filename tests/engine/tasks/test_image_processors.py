@@ -15,6 +15,7 @@ from PIL import Image
 
 from tests.engine.tasks.pooled import serving
 from tests.engine.vision_models import BEGIN, END, IMAGE, build, save_with_vocabulary
+from tests.long_parameters import with_long
 from tidemill.engine.config import ImageLimits
 from tidemill.engine.endpoints.dispatcher import Dispatcher
 from tidemill.protocol.contract import Reply
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("proved")
 KINDS = ["internvl", "gemma4"]
 NOISE = np.random.default_rng(0).integers(0, 256, (60, 130, 3), dtype=np.uint8)
 PICTURE = Image.fromarray(NOISE)
+SHAPES = ["1x1", "2000x10", "three", "RGBA"]
 TEXT, NEW_TOKENS = "What is it?", 6
 
 
@@ -156,7 +158,7 @@ def judge(
     return ids[:num_prompt], ids[num_prompt:], logprobs.tolist()
 
 
-@pytest.mark.parametrize("name", pictures())
+@pytest.mark.parametrize("name", with_long(SHAPES, sorted(pictures().keys() - SHAPES)))
 async def test_a_chat_is_answered_as_by_transformers(served: Served, name: str) -> None:
     """Prompt tokens, generated tokens and log-probabilities are equal."""
     files, images = zip(*pictures()[name], strict=True)
