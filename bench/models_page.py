@@ -141,9 +141,7 @@ def page() -> str:
         without_adapters=_sentence(
             "Without adapters", (kind for kind in kinds if not FAMILIES[kind].takes_adapters)
         ),
-        with_images=_sentence(
-            "With images (`internvl`: with any text model)", filter(_takes_images, kinds)
-        ),
+        with_images=_sentence("With images (in `internvl`, all)", filter(_takes_images, kinds)),
         hearing=audio_encoder.KIND,
         encoders=_sentence(
             f"For recordings `{KIND}`; for vectors of texts and images "
