@@ -49,13 +49,6 @@ PREPARED: dict[str, dict[str, Any]] = {
         "image_processor_type": "Qwen2VLImageProcessorFast",
     },
 }
-PREPARED["mistral3"] = {
-    "size": {"longest_edge": 140},
-    "patch_size": 14,
-    "image_processor_type": "PixtralImageProcessor",
-}
-PREPARED |= dict.fromkeys(("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), PREPARED["qwen3_vl"])
-PREPARED["qwen2_vl"] = PREPARED["qwen2_5_vl"]
 PREPARED["gemma4"] = {
     "patch_size": 4,
     "max_soft_tokens": 70,
@@ -67,6 +60,13 @@ PREPARED["internvl"] = {
     "max_patches": 4,
     "image_processor_type": "GotOcr2ImageProcessorFast",
 }
+PREPARED["mistral3"] = {
+    "size": {"longest_edge": 140},
+    "patch_size": 14,
+    "image_processor_type": "PixtralImageProcessor",
+}
+PREPARED |= dict.fromkeys(("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), PREPARED["qwen3_vl"])
+PREPARED["qwen2_vl"] = PREPARED["qwen2_5_vl"]
 
 
 def config_of(kind: str) -> Any:
@@ -84,14 +84,6 @@ def config_of(kind: str) -> Any:
             image_token_index=IMAGE,
             boi_token_index=BEGIN,
             eoi_token_index=END,
-        )
-    if kind == "mistral3":
-        tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}
-        return transformers.Mistral3Config(
-            text_config=COMMON | {"model_type": "ministral3", "sliding_window": None},
-            vision_config=TOWER | tower | {"model_type": "pixtral", "patch_size": 14},
-            image_token_index=IMAGE,
-            tie_word_embeddings=False,
         )
     if kind == "gemma4":
         kinds = ["sliding_attention", "full_attention"] * 2
@@ -113,6 +105,14 @@ def config_of(kind: str) -> Any:
             vision_config=TOWER | tower | {"image_size": [SIDE] * 2, "patch_size": [14] * 2},
             image_token_id=IMAGE,
             image_seq_length=4,
+            tie_word_embeddings=False,
+        )
+    if kind == "mistral3":
+        tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}
+        return transformers.Mistral3Config(
+            text_config=COMMON | {"model_type": "ministral3", "sliding_window": None},
+            vision_config=TOWER | tower | {"model_type": "pixtral", "patch_size": 14},
+            image_token_index=IMAGE,
             tie_word_embeddings=False,
         )
     marks = {

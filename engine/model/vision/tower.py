@@ -29,10 +29,11 @@ from .preprocessor_config import VisionConfig
 # Old and new names of towers' parts in checkpoints, and their names here.
 _RENAMED = {
     r"^model\.(?=visual\.|vision_tower\.|audio_tower\.|multi_modal_projector\.|embed_vision\.)": "",
+    r"^embed_vision\.": "projector.",
     r"^vision_tower\.(vision_model\.)?": "tower.",
     r"^visual\.": "tower.",
     r"^audio_tower\.": "tower.",
-    r"^(multi_modal_projector|embed_vision)\.": "projector.",
+    r"^multi_modal_projector\.": "projector.",
 }
 
 
@@ -193,24 +194,6 @@ class _Projected(nn.Module):
         return vectors
 
 
-class _Merged(nn.Module):
-    """The tower of Mistral 3: Pixtral's, its patches merged to tokens."""
-
-    def __init__(self, config: Any) -> None:
-        from transformers.models.mistral3.modeling_mistral3 import Mistral3MultiModalProjector
-
-        super().__init__()
-        self.tower = _network(config.vision_config)
-        self.projector = Mistral3MultiModalProjector(config)
-
-    def forward(self, shades: Tensor) -> Tensor:
-        """Look at an image: `[3, H, W]` → `[tokens, H]`."""
-        sizes = [tuple(shades.shape[1:])]
-        seen = self.tower(pixel_values=shades[None], image_sizes=sizes)
-        vectors: Tensor = self.projector(seen.last_hidden_state[0], sizes)
-        return vectors
-
-
 class _Pooled(nn.Module):
     """The tower of Gemma 4: patches, pooled by squares to tokens."""
 
@@ -254,6 +237,24 @@ class _Shuffled(nn.Module):
         half = math.isqrt(seen.shape[1]) // 2
         squares = seen.view(len(tiles), half, 2, half, 2, -1).transpose(2, 3)
         vectors: Tensor = self.projector(squares.reshape(len(tiles) * half**2, -1))
+        return vectors
+
+
+class _Merged(nn.Module):
+    """The tower of Mistral 3: Pixtral's, its patches merged to tokens."""
+
+    def __init__(self, config: Any) -> None:
+        from transformers.models.mistral3.modeling_mistral3 import Mistral3MultiModalProjector
+
+        super().__init__()
+        self.tower = _network(config.vision_config)
+        self.projector = Mistral3MultiModalProjector(config)
+
+    def forward(self, shades: Tensor) -> Tensor:
+        """Look at an image: `[3, H, W]` → `[tokens, H]`."""
+        sizes = [tuple(shades.shape[1:])]
+        seen = self.tower(pixel_values=shades[None], image_sizes=sizes)
+        vectors: Tensor = self.projector(seen.last_hidden_state[0], sizes)
         return vectors
 
 

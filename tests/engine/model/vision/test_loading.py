@@ -283,27 +283,6 @@ def test_a_tower_that_lacks_weights_is_none(folder_of: FolderOf) -> None:
     assert "mm_soft_emb_norm" in model.notes[0]
 
 
-def test_bounds_of_pixels_can_be_overridden(folder_of: FolderOf) -> None:
-    """vLLM supports the same; the compared input stays the same. Other options are refused."""
-    folder = folder_of("qwen2_5_vl")
-
-    def loaded(**options: Any) -> BySquares:
-        config = EngineConfig(
-            str(folder), dtype="float32", device="cpu", mm_processor_kwargs=options
-        )
-        vision_encoder = load_model(config).vision_encoder
-        assert vision_encoder is not None
-        assert isinstance(vision_encoder.image_spec.sizes, BySquares)
-        return vision_encoder.image_spec.sizes
-
-    assert loaded().max_pixels == 28 * 28 * 16
-    assert loaded(max_pixels=56 * 56, min_pixels=28 * 28) == BySquares(28, 28 * 28, 56 * 56)
-    with pytest.raises(ModelRefused, match=r"--mm-processor-kwargs: .* between 3136 and 9"):
-        loaded(max_pixels=9)
-    with pytest.raises(ModelRefused, match="not do_resize"):
-        loaded(do_resize=False)
-
-
 def test_tiles_can_be_limited(folder_of: FolderOf) -> None:
     """A limit that a model does not have is refused."""
     folder, fields = folder_of("internvl"), {"dtype": "float32", "device": "cpu"}
@@ -330,6 +309,41 @@ def test_tiles_are_those_of_transformers() -> None:
             assert grid[::-1] == get_optimal_tiled_canvas((height, width), (56, 56), fewest, most)
 
 
+def test_sizes_by_tokens_are_those_of_transformers() -> None:
+    """Shapes vary up to lines, which have as many squares as fit the budget."""
+    from transformers.models.gemma4.image_processing_pil_gemma4 import (
+        get_aspect_ratio_preserving_size,
+    )
+
+    rng = np.random.default_rng(0)
+    sizes = (np.exp(rng.uniform(0, 8, (200, 2)))).astype(int).tolist()
+    for height, width in [*sizes, (1, 1), (48, 48), (1, 3000), (3000, 1), (2000, 10)]:
+        fit = SoftTokens(48, 280).fit(height, width)
+        assert fit[:2] == get_aspect_ratio_preserving_size(height, width, 16, 2520, 3)
+        assert fit[2:] == (fit.height // 48, fit.width // 48)
+
+
+def test_bounds_of_pixels_can_be_overridden(folder_of: FolderOf) -> None:
+    """vLLM supports the same; the compared input stays the same. Other options are refused."""
+    folder = folder_of("qwen2_5_vl")
+
+    def loaded(**options: Any) -> BySquares:
+        config = EngineConfig(
+            str(folder), dtype="float32", device="cpu", mm_processor_kwargs=options
+        )
+        vision_encoder = load_model(config).vision_encoder
+        assert vision_encoder is not None
+        assert isinstance(vision_encoder.image_spec.sizes, BySquares)
+        return vision_encoder.image_spec.sizes
+
+    assert loaded().max_pixels == 28 * 28 * 16
+    assert loaded(max_pixels=56 * 56, min_pixels=28 * 28) == BySquares(28, 28 * 28, 56 * 56)
+    with pytest.raises(ModelRefused, match=r"--mm-processor-kwargs: .* between 3136 and 9"):
+        loaded(max_pixels=9)
+    with pytest.raises(ModelRefused, match="not do_resize"):
+        loaded(do_resize=False)
+
+
 def test_sizes_are_those_of_transformers() -> None:
     """Aspect ratios vary, and sizes are between the limits and at both."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
@@ -344,20 +358,6 @@ def test_sizes_are_those_of_transformers() -> None:
         fit = rule.fit(height, width)
         assert fit[:2] == smart_resize(height, width, 28, rule.min_pixels, rule.max_pixels)
         assert fit[2:] == (fit.height // 28, fit.width // 28)
-
-
-def test_sizes_by_tokens_are_those_of_transformers() -> None:
-    """Shapes vary up to lines, which have as many squares as fit the budget."""
-    from transformers.models.gemma4.image_processing_pil_gemma4 import (
-        get_aspect_ratio_preserving_size,
-    )
-
-    rng = np.random.default_rng(0)
-    sizes = (np.exp(rng.uniform(0, 8, (200, 2)))).astype(int).tolist()
-    for height, width in [*sizes, (1, 1), (48, 48), (1, 3000), (3000, 1), (2000, 10)]:
-        fit = SoftTokens(48, 280).fit(height, width)
-        assert fit[:2] == get_aspect_ratio_preserving_size(height, width, 16, 2520, 3)
-        assert fit[2:] == (fit.height // 48, fit.width // 48)
 
 
 def test_sizes_by_the_longest_edge_are_those_of_transformers() -> None:
