@@ -142,7 +142,7 @@ def page() -> str:
         without_adapters=_sentence(
             "Without adapters", (kind for kind in kinds if not FAMILIES[kind].takes_adapters)
         ),
-        with_images=_sentence("With images", filter(_takes_images, kinds)),
+        with_images=_sentence("With images (in `internvl`, all)", filter(_takes_images, kinds)),
         hearing=audio_encoder.KIND,
         encoders=_sentence(
             f"For recordings `{KIND}`; for vectors of texts and images "
@@ -186,7 +186,7 @@ def tried_types() -> list[str]:
 
 
 def _takes_images(kind: str) -> bool:
-    seeing = {TEXT_OF_KIND.get(kind, kind) for kind in supported_types()}
+    seeing = {TEXT_OF_KIND.get(kind, kind) for kind in supported_types() if kind != "internvl"}
     seeing.add("ministral3")  # the text of newer models of `mistral3`
     return kind in seeing or kind.removesuffix("_text") in seeing
 

@@ -45,8 +45,9 @@ class PositionBias:
 class AttentionShape:
     """Attention of one layer: head counts, widths, scaling and masks.
 
-    A causal query sees itself and the tokens before it, or up to the step's `ends`; a bidirectional
-    query sees its whole sequence, without the step's `unseen` tokens. `window` (sliding window) 0
+    A causal query sees itself and the tokens before it, or up to the step's `ends` if the layer
+    `sees_ahead`; a bidirectional query sees its whole sequence, without the step's `unseen` tokens.
+    `window` (sliding window) 0
     means no limit; otherwise only tokens less than `window` before it, and for a bidirectional
     query less than `window` after it. `chunk` (chunked attention) 0 means none; otherwise only
     tokens from the last multiple of `chunk` on.
@@ -67,6 +68,7 @@ class AttentionShape:
     softcap: float = 0.0
     has_sinks: bool = False
     is_causal: bool = True
+    sees_ahead: bool = True
     chunk: int = 0
     has_latent_values: bool = False
     position_bias: PositionBias | None = None

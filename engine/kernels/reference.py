@@ -128,7 +128,8 @@ class ReferenceAttention:
     def _attend_span(self, layer: int, query: Tensor, span: Span, sinks: Tensor | None) -> Tensor:
         shape = self.shapes[layer]
         query = query[span.start : span.stop]  # [t, Hq, Dk]
-        ends = None if self._ends is None else self._ends[span.start : span.stop]
+        ends = self._ends if shape.sees_ahead else None
+        ends = None if ends is None else ends[span.start : span.stop]
         length = span.length
         pages = (_bits(self.keys[layer]), _bits(self.values[layer]))
         key, value = (

@@ -122,6 +122,10 @@ class Step:
         """Return, for each causal token, the position `[T]` after the last one that it sees."""
         return self.positions + 1 if self.ends is None else self.ends
 
+    def for_layer(self, *, sees_ahead: bool) -> Step:
+        """Return a layer's view of the step: without `ends` unless it sees ahead."""
+        return self if sees_ahead or self.ends is None else replace(self, ends=None)
+
     @property
     def span_ends(self) -> Tensor:
         """Return, for each token, the position `[T]` after the last one that its span sees."""

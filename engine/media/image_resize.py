@@ -12,7 +12,7 @@ from PIL import Image
 from tidemill.protocol.in_flight import MemoryBudget
 
 from ..heap_trim import trim_heap
-from ..scheduling.images import Fit, ImageForm, ImageSpec
+from ..scheduling.images import Fit, ImageForm, ImageSpec, ImageTiling
 from .image_decoding import decode, peak_bytes
 from .image_headers import ImageRefused
 
@@ -63,7 +63,9 @@ def _resized(image: Image.Image, form: ImageSpec | ImageForm) -> ResizedImage:
     except ValueError as exc:
         raise ImageRefused(f"cannot be resized for this model: {exc}") from exc
     resampling = Image.Resampling(form.filter)
-    if form.crop is None:
+    if form.tiling is not None:
+        resized = _tiled(image, form.tiling, resampling)
+    elif form.crop is None:
         resized = image.resize((fit.width, fit.height), resampling)
     else:
         resized = _cropped(image, fit, form.crop, resampling)
@@ -71,6 +73,21 @@ def _resized(image: Image.Image, form: ImageSpec | ImageForm) -> ResizedImage:
     size = f"{resized.height}x{resized.width}".encode()
     digest = blake2b(pixels.tobytes(), digest_size=16, person=size).digest()
     return ResizedImage(pixels, digest, fit.rows, fit.columns)
+
+
+def _tiled(image: Image.Image, tiling: ImageTiling, resampling: Image.Resampling) -> Image.Image:
+    """Return the tiles of an image in one column, row by row; the last of several is the whole."""
+    side, (rows, columns) = tiling.side, tiling.grid(image.height, image.width)
+    whole = image.resize((columns * side, rows * side), resampling)
+    if rows * columns == 1:
+        return whole
+    corners = [(x * side, y * side) for y in range(rows) for x in range(columns)]
+    tiles = [whole.crop((x, y, x + side, y + side)) for x, y in corners]
+    tiles.append(image.resize((side, side), resampling))
+    column = Image.new(image.mode, (side, side * len(tiles)))
+    for index, tile in enumerate(tiles):
+        column.paste(tile, (0, index * side))
+    return column
 
 
 def _cropped(image: Image.Image, fit: Fit, side: int, resampling: Image.Resampling) -> Image.Image:

@@ -44,7 +44,7 @@ from .parity.logits import chunked_logits, parity_tokens
 from .parity_cache import parity_fact, run_once
 from .tensor_parallel import check_tensor_parallel_size
 from .vision import audio_encoder
-from .vision.preprocessor_config import VisionConfig, read_vision_config
+from .vision.preprocessor_config import IMAGE_LIMITS, VisionConfig, read_vision_config
 from .weights.checkpoint import Checkpoint, find_checkpoint
 from .weights.quantised.quantization_config import (
     QuantizationConfig,
@@ -247,19 +247,19 @@ def _measure_drift(
 
 
 def _sight(settings: EngineConfig, hf_config: HFConfig) -> ImageSpec | AudioSpec:
-    """Return a model's image settings, with the settings' bounds of pixels.
+    """Return a model's image settings, with the settings' bounds of pixels, tiles or tokens.
 
     The parity check ignores them: they change the input, not the model.
     """
     options = settings.mm_processor_kwargs
-    others = options.keys() - {"min_pixels", "max_pixels"}
+    others = options.keys() - IMAGE_LIMITS
     try:
         vision = None if others else read_vision_config(hf_config, options)
     except UnsupportedConfig as exc:
         raise ModelRefused(f"{settings.model}: --mm-processor-kwargs: {exc}") from exc
     if vision is None:
         raise ModelRefused(
-            f"{settings.model}: --mm-processor-kwargs supports min_pixels and max_pixels, not "
+            f"{settings.model}: --mm-processor-kwargs supports {', '.join(IMAGE_LIMITS)}, not "
             f"{min(others)}."
         )
     return vision.image_spec

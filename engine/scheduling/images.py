@@ -29,6 +29,17 @@ class ImageSizing(Protocol):
         """Return the fit of an image of this size; raise ValueError if there is none."""
 
 
+class ImageTiling(Protocol):
+    """The rule for the tiles that images are cut into, squares of `side` pixels."""
+
+    @property
+    def side(self) -> int:
+        """Return the side of a tile."""
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Return the rows and columns of tiles for an image of this size."""
+
+
 @dataclass(frozen=True, slots=True)
 class ImageForm:
     """The form of a model's images: their size, and Pillow's number of the resampling filter.
@@ -40,6 +51,8 @@ class ImageForm:
     filter: int
     crop: int | None = None
 
+    tiling: ClassVar[None] = None
+
 
 @dataclass(frozen=True, slots=True)
 class ImageSpec:
@@ -50,7 +63,7 @@ class ImageSpec:
     number of the resampling filter. If a model `is_bidirectional`, tokens of an image attend to
     each other in both directions; if it `has_axes`, they are rotated by row and column. If it has
     `breaks`, the last column shows nothing: the first break token ends a row, the second the last
-    row.
+    row. With a `tiling` its pixels are a column of tiles, the last of several shows the whole.
     """
 
     mark: int
@@ -61,6 +74,7 @@ class ImageSpec:
     is_bidirectional: bool
     has_axes: bool
     breaks: tuple[int, int] | None = None
+    tiling: ImageTiling | None = None
 
     crop: ClassVar[None] = None
 

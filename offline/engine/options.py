@@ -336,7 +336,8 @@ def _add_media_flags(parser: argparse.ArgumentParser) -> None:
         "--mm-processor-kwargs",
         type=_json_object,
         metavar="JSON",
-        help="resize images between min_pixels and max_pixels (default: from the model's files)",
+        help="limit images by min_pixels and max_pixels, InternVL's min_patches and max_patches, "
+        "or Gemma 4's max_soft_tokens (default: from the model's files)",
     )
     for name, unit, what in (
         ("max-image-mb", "MIB", "limit the size of an image (default: 20 MiB)"),

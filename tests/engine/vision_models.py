@@ -49,6 +49,17 @@ PREPARED: dict[str, dict[str, Any]] = {
         "image_processor_type": "Qwen2VLImageProcessorFast",
     },
 }
+PREPARED["gemma4"] = {
+    "patch_size": 4,
+    "max_soft_tokens": 70,
+    "do_normalize": False,
+    "image_processor_type": "Gemma4ImageProcessor",
+}
+PREPARED["internvl"] = {
+    "size": {"height": SIDE, "width": SIDE},
+    "max_patches": 4,
+    "image_processor_type": "GotOcr2ImageProcessorFast",
+}
 PREPARED["mistral3"] = {
     "size": {"longest_edge": 140},
     "patch_size": 14,
@@ -73,6 +84,28 @@ def config_of(kind: str) -> Any:
             image_token_index=IMAGE,
             boi_token_index=BEGIN,
             eoi_token_index=END,
+        )
+    if kind == "gemma4":
+        kinds = ["sliding_attention", "full_attention"] * 2
+        differs = {"sliding_window": 6, "layer_types": kinds, "hidden_size_per_layer_input": 0}
+        differs |= {"use_bidirectional_attention": "vision", "global_head_dim": 32}
+        tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+        tower |= {"head_dim": 16, "patch_size": 4, "position_embedding_size": 300}
+        return transformers.Gemma4Config(
+            text_config=COMMON | differs,
+            vision_config=TOWER | tower | {"standardize": True, "use_clipped_linears": True},
+            image_token_id=IMAGE,
+            boi_token_id=BEGIN,
+            eoi_token_id=END,
+        )
+    if kind == "internvl":
+        tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "norm_type": "layer_norm"}
+        return transformers.InternVLConfig(
+            text_config=COMMON | {"model_type": "qwen3"},
+            vision_config=TOWER | tower | {"image_size": [SIDE] * 2, "patch_size": [14] * 2},
+            image_token_id=IMAGE,
+            image_seq_length=4,
+            tie_word_embeddings=False,
         )
     if kind == "mistral3":
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}
@@ -159,6 +192,11 @@ def build(kind: str) -> Any:
             nn.init.normal_(parameter, 0.0 if is_plus_one else 1.0, 0.2)
         elif key.endswith("bias"):
             nn.init.normal_(parameter, std=0.2)
+    for key, buffer in network.named_buffers():
+        if key.endswith(("std_bias", "std_scale")):
+            nn.init.normal_(buffer, float("scale" in key), 0.2)
+        elif key.endswith(("_min", "_max")):
+            nn.init.constant_(buffer, -1.5 if key.endswith("_min") else 1.5)
     return network.eval().requires_grad_(requires_grad=False)
 
 
@@ -182,11 +220,15 @@ def save(network: Any, folder: Path) -> None:
 MARKS = {
     "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
     "mistral3": ("[IMG]", "[IMG_0]", "[IMG_BREAK]", "[IMG_END]"),
+    "gemma4": ("<|image|>", "<|image>", "<image|>"),
+    "internvl": ("<IMG_CONTEXT>", "<img>", "</img>"),
     "qwen2_5_vl": ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>"),
 }
 # They render an image as their families' templates do.
 _PART = {
     "gemma3": "<start_of_image>",
+    "gemma4": "<|image|>",
+    "internvl": "<IMG_CONTEXT>\n",
     "mistral3": "[IMG]",
     "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
 }
@@ -260,11 +302,15 @@ def inputs_of(folder: Path, request: SequenceRequest) -> dict[str, torch.Tensor]
     if not request.images:
         return {"input_ids": ids}
     pixels: list[NDArray[np.uint8]] = [shown.pixels for shown in request.images]
-    inputs = dict(_processor(folder)(pixels, return_tensors="pt", do_resize=False))
-    inputs.pop("num_crops", None)
-    if "image_sizes" in inputs:
+    if "crop_to_patches" in (processor := _processor(folder)).to_dict():
+        pixels = [tile for one in request.images for tile in np.split(one.pixels, one.rows)]
+    inputs = dict(processor(pixels, return_tensors="pt", do_resize=False))
+    for key in ("num_crops", "num_soft_tokens_per_image"):
+        inputs.pop(key, None)
+    if inputs.pop("num_patches", None) is not None or "image_sizes" in inputs:
         return {**inputs, "input_ids": ids}
-    name = "mm_token_type_ids" if "image_grid_thw" in inputs else "token_type_ids"
+    is_newer = {"image_grid_thw", "image_position_ids"} & inputs.keys()
+    name = "mm_token_type_ids" if is_newer else "token_type_ids"
     return {**inputs, "input_ids": ids, name: (ids == IMAGE).long()}
 
 

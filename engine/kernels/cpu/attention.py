@@ -80,10 +80,10 @@ class CpuAttention:
         """Read the positions of the next forward pass's tokens; valid until the next call."""
         self._slots = step.slots.numpy()
         self._positions, self._pages = step.positions.numpy(), step.pages.numpy()
-        self._ends = step.visible_ends.numpy()
+        self._steps = [step.for_layer(sees_ahead=sees_ahead) for sees_ahead in (False, True)]
+        self._ends = [step.visible_ends.numpy() for step in self._steps]
         self._layouts: dict[tuple[int, ...], TilePlan] = {}
         self._copies = step.page_copies
-        self._step = step
 
     def store_qkv(
         self, layer: int, qkv: Tensor, cos_sin: Tensor, norms: HeadNorms | None
@@ -136,7 +136,7 @@ class CpuAttention:
                     tiles,
                     layout.order,
                     self._positions,
-                    self._ends,
+                    self._ends[shape.sees_ahead],
                     self._pages,
                     queries,
                 ),
@@ -156,11 +156,12 @@ class CpuAttention:
 
     def _layout(self, own: _Layer) -> TilePlan:
         """Return the step's tile plan for a layer, cached by shape."""
-        kind = (*own.kept_shape, own.shape.is_causal)
+        shape = own.shape
+        kind = (*own.kept_shape, shape.is_causal, shape.sees_ahead)
         layout = self._layouts.get(kind)
         if layout is None:
-            is_causal = own.shape.is_causal
-            layout = plan_tiles(self._step, own.group, own.kept_shape, is_causal=is_causal)
+            step = self._steps[shape.sees_ahead]
+            layout = plan_tiles(step, own.group, own.kept_shape, is_causal=shape.is_causal)
             self._layouts[kind] = layout
         return layout
 

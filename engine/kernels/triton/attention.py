@@ -102,4 +102,5 @@ class TritonAttention(TiledAttention):
             narrow,
             max(1, PROGRAMS * multiprocessors(device) // shape.num_kv_heads),
             shape.chunk,
+            shape.sees_ahead,
         )

@@ -48,6 +48,7 @@ class TileSpec(NamedTuple):
     narrow: int
     at_once: int
     chunk: int = 0
+    sees_ahead: bool = True
 
     @property
     def tokens(self) -> tuple[int, int]:
@@ -197,7 +198,7 @@ def _visible_ranges(step: Step, num_tokens: int, spec: TileSpec) -> tuple[Ints, 
     firsts, stops = np.zeros((2, num_tokens), np.int64)
     own_firsts, own_stops = firsts[: len(positions)], stops[: len(positions)]
     if spec.is_causal:
-        own_stops[:] = step.visible_ends.numpy()
+        own_stops[:] = step.for_layer(sees_ahead=spec.sees_ahead).visible_ends.numpy()
     else:
         own_stops[:] = step.span_ends.numpy()
     if spec.window:

@@ -110,7 +110,13 @@ def _gemma4(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     )
 
     def block(plain: Block, width: int, key_heads: int) -> Block:
-        shape = replace(plain.attention, num_kv_heads=key_heads, key_dim=width, value_dim=width)
+        shape = replace(
+            plain.attention,
+            num_kv_heads=key_heads,
+            key_dim=width,
+            value_dim=width,
+            sees_ahead=bool(plain.attention.window),  # in an image, only its windowed layers do
+        )
         has_one = has_keys_as_values and not shape.window
         return replace(plain, attention=shape, has_keys_as_values=has_one)
 

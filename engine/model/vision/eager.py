@@ -26,7 +26,9 @@ from . import audio_encoder
 from .tower import is_tower, stored_tower
 
 # Tokens of a check before its image, and the image's approximate size.
-_BEFORE, _SIZE = 8, (72, 120)
+_BEFORE, _SIZE = 8, (72, 144)
+# Outputs of processors that their classes do not take.
+_COUNTS = frozenset({"num_crops", "num_patches", "num_soft_tokens_per_image"})
 # Seconds of a recording, an uneven number of frames.
 _SECONDS = 0.61
 
@@ -115,14 +117,18 @@ def _images(
         checkpoint.folder, trust_remote_code=False, use_fast=False
     )
     pixels = [prompt_image.pixels for prompt_image in prompt_images]
-    inputs = processor(pixels, return_tensors="pt")
-    inputs = {key: value.to(device) for key, value in inputs.items() if key != "num_crops"}
+    if hasattr(processor, "crop_to_patches"):
+        processor.crop_to_patches = False
+        pixels = [tile for one in prompt_images for tile in np.split(one.pixels, one.rows)]
+    inputs = processor(pixels, do_resize=False, return_tensors="pt")
+    given = inputs.keys()
+    inputs = {key: value.to(device) for key, value in inputs.items() if key not in _COUNTS}
     is_image = torch.zeros(1, num_tokens, dtype=torch.long, device=device)
     for prompt_image in prompt_images:
         is_image[0, prompt_image.start : prompt_image.stop] = 1
-    if "image_grid_thw" in inputs:
+    if {"image_grid_thw", "image_position_ids"} & given:
         inputs["mm_token_type_ids"] = is_image
-    elif "image_sizes" not in inputs:
+    elif not {"image_sizes", "num_patches"} & given:
         inputs["token_type_ids"] = is_image
     return inputs
 

@@ -21,7 +21,11 @@ from ...scheduling.prompt_audio import AudioSpec
 from ...storage.hub import find_file
 from ..config.hf_config import ConfigFields, HFConfig, UnsupportedConfig
 from . import audio_encoder
+from .soft_tokens import BUDGETS, SoftTokens
+from .tiles import Tiles
 
+# Fields that users may override: pixels of an image, its tiles, or its tokens.
+IMAGE_LIMITS = ("min_pixels", "max_pixels", "min_patches", "max_patches", "max_soft_tokens")
 _PREPARATION, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
 # Fields that do not affect how an image is prepared.
 _NAMES = (
@@ -31,6 +35,7 @@ _NAMES = (
 _BILINEAR, _BICUBIC = 2, 3
 _FILTERS = range(6)
 _MOST_SIDE = 2**14
+_MOST_TILES = 64
 _CLIP_MEAN = [0.48145466, 0.4578275, 0.40821073]
 _CLIP_STD = [0.26862954, 0.26130258, 0.27577711]
 
@@ -286,6 +291,71 @@ def _mistral3(
     return image_spec, _shades(fields, _CLIP_MEAN, _CLIP_STD)
 
 
+def _gemma4(
+    whole: Mapping[str, Any], fields: ConfigFields
+) -> tuple[ImageSpec, NDArray[np.float32]]:
+    tower, text = whole["vision_config"], whole["text_config"]
+    sizes = tower.get("patch_size", 16), tower.get("pooling_kernel_size", 3)
+    if (fields.count("patch_size", 16), fields.count("pooling_kernel_size", 3)) != sizes:
+        raise UnsupportedConfig(f"{_PREPARATION} has a different patch size than its tower")
+    most = fields.count("max_soft_tokens", 280)
+    if most not in BUDGETS:
+        raise UnsupportedConfig(
+            f"{_PREPARATION} has max_soft_tokens {most}, which is none of {BUDGETS}"
+        )
+    fields.get("size")  # its processor ignores it
+    begin, end = whole.get("boi_token_id", 255_999), whole.get("eoi_token_id", 258_882)
+    token = whole.get("image_token_id", 258_880)
+    image_spec = ImageSpec(
+        mark=token,
+        token=token,
+        spelling=(begin, token, end),
+        sizes=SoftTokens(math.prod(sizes), most),
+        filter=_filter(fields, _BICUBIC),
+        is_bidirectional=text.get("use_bidirectional_attention") == "vision",
+        has_axes=False,
+    )
+    return image_spec, _shades(fields, [0.0] * 3, [1.0] * 3, normalizes=False)
+
+
+def _internvl(
+    whole: Mapping[str, Any], fields: ConfigFields
+) -> tuple[ImageSpec, NDArray[np.float32]]:
+    tower, ratio = whole["vision_config"], whole.get("downsample_ratio", 0.5)
+    if whole.get("vision_feature_layer", -1) != -1:
+        raise UnsupportedConfig("its config uses only some of the tower's layers")
+    if (ratio, whole.get("vision_feature_select_strategy", "default")) != (0.5, "default"):
+        raise UnsupportedConfig("its config selects unsupported features of its tower")
+    size = fields.get("size") or {"height": 384, "width": 384}
+    sides, patches = (
+        {*pair} if isinstance(pair, list | tuple) else {pair}
+        for pair in (tower.get("image_size", 448), tower.get("patch_size", 14))
+    )
+    sides |= {size.get("height"), size.get("width")}
+    if len(sides) != 1 or not 0 < max(sides) <= _MOST_SIDE:
+        raise UnsupportedConfig(f"{_PREPARATION} has a different image size than its tower")
+    side, patch = max(sides), max(patches)
+    if len(patches) != 1 or side % (2 * patch):
+        raise UnsupportedConfig(f"its tower has unsupported patch_size {sorted(patches)!r}")
+    fields.get("crop_to_patches")  # its processor always does
+    fewest, most = fields.count("min_patches", 1), fields.count("max_patches", 12)
+    if not fewest <= most <= _MOST_TILES:
+        raise UnsupportedConfig(f"{_PREPARATION} has invalid limits: {fewest} to {most} tiles")
+    token = whole.get("image_token_id", 151_667)
+    tiles = Tiles(side, (side // patch // 2) ** 2, fewest, most)
+    image_spec = ImageSpec(
+        mark=token,
+        token=token,
+        spelling=("<img>", token, "</img>"),
+        sizes=tiles,
+        filter=_filter(fields, _BICUBIC),
+        is_bidirectional=False,
+        has_axes=False,
+        tiling=tiles,
+    )
+    return image_spec, _shades(fields, _CLIP_MEAN, _CLIP_STD)
+
+
 def _clip(fields: ConfigFields) -> tuple[ImageForm, NDArray[np.float32]]:
     return _squares(fields, {"shortest_edge": 224}, 224), _shades(fields, _CLIP_MEAN, _CLIP_STD)
 
@@ -326,7 +396,7 @@ def _close(fields: ConfigFields, image_spec: ImageSpec | None = None) -> None:
     """Refuse to understand images if a field of their preparation was not used."""
     for key in _NAMES:
         fields.get(key)
-    for key in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
+    for key in ("do_resize", "do_rescale", "do_convert_rgb"):
         if not fields.flag(key, default=True):
             raise UnsupportedConfig(f"{_PREPARATION} has unsupported {key} false")
     fields.check_all_read()
@@ -344,9 +414,13 @@ def _filter(fields: ConfigFields, default: int) -> int:
     return int(number)
 
 
-def _shades(fields: ConfigFields, mean: list[float], std: list[float]) -> NDArray[np.float32]:
+def _shades(
+    fields: ConfigFields, mean: list[float], std: list[float], *, normalizes: bool = True
+) -> NDArray[np.float32]:
     """Return each level of each channel, in transformers' order of operations and types."""
     mean, std = fields.get("image_mean", mean), fields.get("image_std", std)
+    if not fields.flag("do_normalize", default=normalizes):
+        mean, std = [0.0] * 3, [1.0] * 3
     scale = fields.number("rescale_factor", 1 / 255)
     means, stds = np.array(mean, np.float32), np.array(std, np.float32)
     if not means.shape == stds.shape == (3,) or not np.isfinite(means).all() or not stds.all():
@@ -361,6 +435,8 @@ _TOWERS = {"clip": _clip, "siglip": _siglip}
 _Reader = Callable[[Mapping[str, Any], ConfigFields], tuple[ImageSpec, NDArray[np.float32]]]
 _READERS: dict[str, _Reader] = {
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
+    "internvl": _internvl,
     "mistral3": _mistral3,
     "qwen2_vl": _qwen_vl,
     "qwen2_5_vl": _qwen_vl,

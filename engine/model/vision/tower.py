@@ -5,6 +5,7 @@ A tower's input is bit-identical to the output of transformers' image processor.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -27,7 +28,8 @@ from .preprocessor_config import VisionConfig
 
 # Old and new names of towers' parts in checkpoints, and their names here.
 _RENAMED = {
-    r"^model\.(?=visual\.|vision_tower\.|audio_tower\.|multi_modal_projector\.)": "",
+    r"^model\.(?=visual\.|vision_tower\.|audio_tower\.|multi_modal_projector\.|embed_vision\.)": "",
+    r"^embed_vision\.": "projector.",
     r"^vision_tower\.(vision_model\.)?": "tower.",
     r"^visual\.": "tower.",
     r"^audio_tower\.": "tower.",
@@ -79,7 +81,8 @@ def _weights(
     """Return a tower's weights by its own names, and where they are stored."""
     with torch.device("meta"):
         tower = _TOWERS[vision.kind](read_config(hf_config))
-    wanted = [whole(name, name, *weight.shape) for name, weight in tower.named_parameters()]
+    # Buffers of some towers are weights, too.
+    wanted = [whole(name, name, *weight.shape) for name, weight in tower.state_dict().items()]
     check_count(checkpoint, sum(weight.numel() for weight in tower.parameters()))
     names = names_of(checkpoint.quantization, wanted)
     stored = find_stored(checkpoint.files, wanted, *names, renamed=_RENAMED, base="tower")
@@ -190,6 +193,52 @@ class _Projected(nn.Module):
         return vectors
 
 
+class _Pooled(nn.Module):
+    """The tower of Gemma 4: patches, pooled by squares to tokens."""
+
+    def __init__(self, config: Any) -> None:
+        from transformers.models.gemma4.modeling_gemma4 import Gemma4MultimodalEmbedder
+
+        super().__init__()
+        self.tower = _network(config.vision_config)
+        self.projector = Gemma4MultimodalEmbedder(config.vision_config, config.text_config)
+        self._patch = config.vision_config.patch_size
+
+    def forward(self, shades: Tensor) -> Tensor:
+        """Look at an image: `[3, H, W]` → `[tokens, H]`."""
+        patch = self._patch
+        rows, columns = (side // patch for side in shades.shape[1:])
+        patches = shades.view(3, rows, patch, columns, patch).permute(1, 3, 2, 4, 0)
+        places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(1)  # x, y
+        seen = self.tower(
+            pixel_values=patches.reshape(1, rows * columns, -1),
+            pixel_position_ids=places[None].to(shades.device),
+        )
+        vectors: Tensor = self.projector(seen.last_hidden_state)
+        return vectors
+
+
+class _Shuffled(nn.Module):
+    """The tower of InternVL: a tile's patches by four, projected to tokens."""
+
+    def __init__(self, config: Any) -> None:
+        from transformers.models.internvl.modeling_internvl import InternVLMultiModalProjector
+
+        super().__init__()
+        self.tower = _network(config.vision_config)
+        self.projector = InternVLMultiModalProjector(config)
+
+    def forward(self, shades: Tensor) -> Tensor:
+        """Look at a column of tiles: `[3, tiles · S, S]` → `[tiles · tokens, H]`."""
+        side = shades.shape[2]
+        tiles = shades.view(3, -1, side, side).transpose(0, 1)
+        seen = self.tower(pixel_values=tiles).last_hidden_state[:, 1:]  # without the class token
+        half = math.isqrt(seen.shape[1]) // 2
+        squares = seen.view(len(tiles), half, 2, half, 2, -1).transpose(2, 3)
+        vectors: Tensor = self.projector(squares.reshape(len(tiles) * half**2, -1))
+        return vectors
+
+
 class _Merged(nn.Module):
     """The tower of Mistral 3: Pixtral's, its patches merged to tokens."""
 
@@ -210,6 +259,8 @@ class _Merged(nn.Module):
 
 _TOWERS = {
     "gemma3": _Projected,
+    "gemma4": _Pooled,
+    "internvl": _Shuffled,
     "mistral3": _Merged,
     KIND: AudioEncoder,
     "qwen2_vl": _Squares,

@@ -75,7 +75,8 @@ class Sequences:
 
     def end(self, position: int) -> int:
         """Return the position after the last key that a causal token sees."""
-        stops = (stop for start, stop in self.wholes if start <= position < stop)
+        wholes = self.wholes if self.shape.sees_ahead else ()
+        stops = (stop for start, stop in wholes if start <= position < stop)
         return next(stops, position + 1)
 
     def expected(self, index: int) -> Tensor:
@@ -132,7 +133,8 @@ class Paged:
             pages[at // size] * size + at % size for pages, at in zip(used, positions, strict=True)
         ]
         num_tokens = sum(map(len, positions))
-        ends = [self.sequences.end(position) for at in positions for position in at.tolist()]
+        seeing = replace(self.sequences, shape=replace(self.sequences.shape, sees_ahead=True))
+        ends = [seeing.end(position) for at in positions for position in at.tolist()]
         unseen = [self.sequences.num_unseen] * len(pieces)
         return Step.pack(
             num_decodes,

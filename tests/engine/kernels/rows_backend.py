@@ -44,6 +44,7 @@ class RowsAttention:
         """Read the slots of each span's sequence, its own tokens last."""
         self._slots = step.slots
         self._causal_ends, self._span_ends = step.visible_ends, step.span_ends
+        self._own_ends = step.for_layer(sees_ahead=False).visible_ends
         offsets = torch.arange(self.page_size, device=step.slots.device)
         self._spans = []
         for start, stop, context, pages in step_spans(step):
@@ -66,7 +67,8 @@ class RowsAttention:
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Attend every token to its sequence up to itself: `[T, Hq, Dk]` → `[T, Hq, Dv]`."""
         shape = self.shapes[layer]
-        ends = self._causal_ends if shape.is_causal else self._span_ends
+        ends = self._causal_ends if shape.sees_ahead else self._own_ends
+        ends = ends if shape.is_causal else self._span_ends
         keys, values = (rows[layer].transpose(0, 1) for rows in (self.keys, self.values))
         return torch.cat(
             [

@@ -209,6 +209,20 @@ def test_the_last_tokens_of_a_bidirectional_sequence_may_be_unseen(name: str, ki
             torch.testing.assert_close(out.double(), wanted, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", QUICK)
+def test_a_layer_that_does_not_see_ahead_is_causal_in_an_image_too(name: str) -> None:
+    """Other layers of the same step see all of the image."""
+    shape = replace(GROUPED, sees_ahead=False)
+    sequences = replace(Sequences.random(shape, [110, 40]), wholes=((3, 20), (40, 101)))
+    paged = made(name, sequences)
+    steps: list[list[Piece]] = [[(0, 0, 3), (1, 0, 20)], [(1, 20, 21), (0, 3, 101)]]
+    for pieces in steps:
+        num_decodes = int(pieces[0][2] - pieces[0][1] == 1)
+        for (index, start, stop), out in zip(pieces, paged.run(pieces, num_decodes), strict=True):
+            wanted = sequences.expected(index)[start:stop]
+            torch.testing.assert_close(out.double(), wanted, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize(("name", "kind"), [*FEW, *MANY])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_tokens_of_an_image_see_up_to_the_end_in_their_step(

@@ -241,7 +241,7 @@ def changed(towers: TinyTowers, folder: Path, name: str, **fields: Any) -> Engin
     [
         ("preprocessor_config.json", {"crop_size": 24}, "has a different image size than its"),
         ("preprocessor_config.json", {"size": {"longest_edge": 32}}, "has unsupported size"),
-        ("preprocessor_config.json", {"do_normalize": False}, "unsupported do_normalize false"),
+        ("preprocessor_config.json", {"do_rescale": False}, "unsupported do_rescale false"),
         ("preprocessor_config.json", {"do_pad": True}, "has unsupported do_pad"),
         ("config.json", {"projection_dim": 0}, "has unsupported projection_dim 0"),
         ("config.json", {"text_config": {"hidden_act": "swoosh"}}, "unsupported hidden_act"),

@@ -159,6 +159,8 @@ def test_tokens_of_an_image_see_on_to_its_end() -> None:
     steps = [[(1, 0, 1), (0, 0, 20)], [(1, 1, 2), (0, 20, 45)]]
     for kind in ("a head each", "window"):
         check(SHAPES[kind], steps, [45, 2], wholes=((3, 20), (30, 41)))
+    causal = replace(SHAPES["a head each"], sees_ahead=False)
+    check(causal, [[(1, 0, 1), (0, 0, 20)]], [20, 2], wholes=((3, 20),))
 
 
 @pytest.mark.parametrize("kind", ["sinks", "window"])

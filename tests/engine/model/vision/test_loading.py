@@ -25,6 +25,7 @@ from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.native import DTYPE_TOLERANCE, ParityResult
 from tidemill.engine.model.network.decoder import Decoder
+from tidemill.engine.model.network.loaded_model import LoadedModel
 from tidemill.engine.model.parity import parity_inputs
 from tidemill.engine.model.parity.logits import chunked_logits, parity_tokens
 from tidemill.engine.model.vision.preprocessor_config import (
@@ -33,11 +34,15 @@ from tidemill.engine.model.vision.preprocessor_config import (
     VisionConfig,
     read_vision_config,
 )
+from tidemill.engine.model.vision.soft_tokens import SoftTokens
+from tidemill.engine.model.vision.tiles import Tiles
 from tidemill.engine.model.weights.checkpoint import WHOLE, find_checkpoint
 
 pytestmark = pytest.mark.usefixtures("proved")
 
 KINDS = ["gemma3", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
+# These are also compared in `tasks/test_image_processors`.
+OTHERS = ["gemma4", "internvl"]
 PREPARATION = "preprocessor_config.json"
 CPU = torch.device("cpu")
 
@@ -86,7 +91,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", with_long([*KINDS, "qwen3_vl_moe"], ["qwen3_5_moe"]))
+@pytest.mark.parametrize("kind", with_long([*KINDS, "qwen3_vl_moe"], [*OTHERS, "qwen3_5_moe"]))
 def test_it_is_proved_with_an_image(folder_of: FolderOf, kind: str, dtype: torch.dtype) -> None:
     """VisionTower and decoder together, against transformers' whole class."""
     parity = check_parity(folder_of(kind), dtype)
@@ -123,7 +128,7 @@ def test_different_image_inputs_fail_the_check(folder_of: FolderOf, kind: str) -
     assert not check_parity(folder_of(kind), change=dim).holds
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", with_long(KINDS, OTHERS))
 def test_where_not_all_layers_fit_the_first_are_compared(
     folder_of: FolderOf, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +211,10 @@ def test_a_head_that_is_tied_in_the_whole_is_tied(folder_of: FolderOf) -> None:
         ("gemma3", {"image_mean": [0.5]}, "image_mean"),
         ("gemma3", {"image_std": [0, 0, 0]}, "image_std"),
         ("gemma3", {"do_rescale": False}, "do_rescale"),
+        ("gemma4", {"max_soft_tokens": 71}, "max_soft_tokens 71"),
+        ("gemma4", {"pooling_kernel_size": 2}, "a different patch size"),
+        ("internvl", {"size": {"height": 56, "width": 28}}, "a different image size"),
+        ("internvl", {"min_patches": 5}, "5 to 4 tiles"),
         ("mistral3", {"patch_size": 16}, "a different patch size"),
         ("mistral3", {"size": {"longest_edge": 9}}, "longest_edge 9"),
         ("qwen2_5_vl", {"patch_size": 16}, "a different patch size"),
@@ -272,6 +281,46 @@ def test_a_tower_that_lacks_weights_is_none(folder_of: FolderOf) -> None:
     assert isinstance(model.network, Decoder)
     assert model.vision_encoder is None
     assert "mm_soft_emb_norm" in model.notes[0]
+
+
+def test_tiles_can_be_limited(folder_of: FolderOf) -> None:
+    """A limit that a model does not have is refused."""
+    folder, fields = folder_of("internvl"), {"dtype": "float32", "device": "cpu"}
+
+    def loaded(**options: Any) -> LoadedModel:
+        return load_model(EngineConfig(str(folder), **fields, mm_processor_kwargs=options))
+
+    vision_encoder = loaded(max_patches=1).vision_encoder
+    assert vision_encoder is not None
+    assert vision_encoder.image_spec.sizes.fit(9, 900) == (56, 56, 1, 4)
+    with pytest.raises(ModelRefused, match=r"--mm-processor-kwargs: .* unsupported max_pixels"):
+        loaded(max_pixels=9)
+
+
+def test_tiles_are_those_of_transformers() -> None:
+    """Shapes and sizes vary, also between two grids that are equally near."""
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
+
+    rng = np.random.default_rng(0)
+    sizes = (np.exp(rng.uniform(0, 8, (200, 2)))).astype(int).tolist()
+    for height, width in [*sizes, (500, 500), (56, 56), (100, 200), (400, 300), (1, 5000)]:
+        for fewest, most in ((1, 12), (3, 5), (1, 1)):
+            grid = Tiles(56, 4, fewest, most).grid(height, width)
+            assert grid[::-1] == get_optimal_tiled_canvas((height, width), (56, 56), fewest, most)
+
+
+def test_sizes_by_tokens_are_those_of_transformers() -> None:
+    """Shapes vary up to lines, which have as many squares as fit the budget."""
+    from transformers.models.gemma4.image_processing_pil_gemma4 import (
+        get_aspect_ratio_preserving_size,
+    )
+
+    rng = np.random.default_rng(0)
+    sizes = (np.exp(rng.uniform(0, 8, (200, 2)))).astype(int).tolist()
+    for height, width in [*sizes, (1, 1), (48, 48), (1, 3000), (3000, 1), (2000, 10)]:
+        fit = SoftTokens(48, 280).fit(height, width)
+        assert fit[:2] == get_aspect_ratio_preserving_size(height, width, 16, 2520, 3)
+        assert fit[2:] == (fit.height // 48, fit.width // 48)
 
 
 def test_bounds_of_pixels_can_be_overridden(folder_of: FolderOf) -> None:
