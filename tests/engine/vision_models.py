@@ -56,6 +56,12 @@ PREPARED["mistral3"] = {
 }
 PREPARED |= dict.fromkeys(("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), PREPARED["qwen3_vl"])
 PREPARED["qwen2_vl"] = PREPARED["qwen2_5_vl"]
+PREPARED["glm4v"] = {  # of both frames of a patch
+    "size": {"shortest_edge": 2 * SIDE**2, "longest_edge": 2 * 28**2 * 16},
+    "image_processor_type": "Glm4vImageProcessor",
+}
+PREPARED["glm46v"] = PREPARED["glm4v"] | {"image_processor_type": "Glm46VImageProcessor"}
+PREPARED["glm4v_moe"] = PREPARED["glm4v"]
 
 
 def config_of(kind: str) -> Any:
@@ -82,6 +88,13 @@ def config_of(kind: str) -> Any:
             image_token_index=IMAGE,
             tie_word_embeddings=False,
         )
+    if kind == "llava":
+        tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "image_size": SIDE}
+        return transformers.LlavaConfig(
+            text_config=COMMON | {"model_type": "llama"},
+            vision_config=TOWER | tower | {"model_type": "clip_vision_model", "patch_size": 14},
+            image_token_id=IMAGE,
+        )
     marks = {
         "image_token_id": IMAGE,
         "video_token_id": 303,
@@ -97,7 +110,7 @@ def config_of(kind: str) -> Any:
             text_config=(COMMON | SIGMOID_EXPERTS if is_moe else TEXT)
             | {"rope_parameters": parameters}
             | {"model_type": "glm4v_moe_text" if is_moe else "glm4v_text"},
-            vision_config=TOWER | {"depth": 1, "num_heads": 2, "out_hidden_size": 64},
+            vision_config=TOWER | {"depth": 2, "num_heads": 2, "out_hidden_size": 64},
             **{key: value for key, value in marks.items() if key.startswith(("image", "video"))},
         )
     if kind.startswith("qwen3_vl"):

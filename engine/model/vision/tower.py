@@ -211,6 +211,9 @@ class _Merged(nn.Module):
 
 _TOWERS = {
     "gemma3": _Projected,
+    "glm46v": _Squares,
+    "glm4v": _Squares,
+    "glm4v_moe": _Squares,
     "mistral3": _Merged,
     KIND: AudioEncoder,
     "qwen2_vl": _Squares,
