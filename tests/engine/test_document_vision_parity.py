@@ -1,4 +1,4 @@
-"""GLM-V with images: attention that rotates by row and column."""
+"""GLM-V and GLM-OCR with images: attention that rotates by row and column."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tidemill.engine.model.vision.preprocessor_config import VisionConfig, read_
 from tidemill.engine.scheduling.images import axes_of
 from tidemill.protocol.in_flight import MemoryBudget
 
-KINDS = ["glm4v", "glm46v", "glm4v_moe"]
+KINDS = ["glm4v", "glm46v", "glm4v_moe", "glm_ocr"]
 TIGHT = {"num_pages": 9, "budget": 10, "steps_ahead": 1}
 BUDGET = MemoryBudget(2**30)
 
@@ -177,7 +177,7 @@ def test_limits_of_glm_count_both_frames_of_a_patch(tmp_path: Path) -> None:
     """Its published config allows 6,144 tokens, which are 9.6 million pixels of two frames."""
     prepared = {"size": {"shortest_edge": 12_544, "longest_edge": 9_633_792}}
     prepared |= {"image_processor_type": "Glm46VImageProcessor"}
-    sizes = vision_of("glm46v", tmp_path, prepared).image_spec.sizes
+    sizes = vision_of("glm_ocr", tmp_path, prepared).image_spec.sizes
     assert sizes.fit(4000, 6000)[2:] == (64, 96)
     assert sizes.fit(100, 100)[2:] == (4, 4)
 

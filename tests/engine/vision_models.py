@@ -62,6 +62,7 @@ PREPARED["glm4v"] = {  # of both frames of a patch
 }
 PREPARED["glm46v"] = PREPARED["glm4v"] | {"image_processor_type": "Glm46VImageProcessor"}
 PREPARED["glm4v_moe"] = PREPARED["glm4v"]
+PREPARED["glm_ocr"] = PREPARED["glm46v"]
 
 
 def config_of(kind: str) -> Any:
@@ -111,6 +112,14 @@ def config_of(kind: str) -> Any:
             | {"rope_parameters": parameters}
             | {"model_type": "glm4v_moe_text" if is_moe else "glm4v_text"},
             vision_config=TOWER | {"depth": 2, "num_heads": 2, "out_hidden_size": 64},
+            **{key: value for key, value in marks.items() if key.startswith(("image", "video"))},
+        )
+    if kind == "glm_ocr":
+        tower = {"depth": 2, "num_heads": 2, "out_hidden_size": 64}
+        rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+        return transformers.GlmOcrConfig(
+            text_config=COMMON | {"rope_parameters": rope},
+            vision_config=TOWER | tower,
             **{key: value for key, value in marks.items() if key.startswith(("image", "video"))},
         )
     if kind.startswith("qwen3_vl"):
@@ -194,12 +203,14 @@ def save(network: Any, folder: Path) -> None:
 
 MARKS = {
     "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
+    "glm_ocr": ("<|image|>", "<|begin_of_image|>", "<|end_of_image|>"),
     "mistral3": ("[IMG]", "[IMG_0]", "[IMG_BREAK]", "[IMG_END]"),
     "qwen2_5_vl": ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>"),
 }
 # They render an image as their families' templates do.
 _PART = {
     "gemma3": "<start_of_image>",
+    "glm_ocr": "<|begin_of_image|><|image|><|end_of_image|>",
     "mistral3": "[IMG]",
     "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
 }

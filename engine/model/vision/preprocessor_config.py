@@ -342,6 +342,7 @@ _READERS: dict[str, _Reader] = {
     "glm46v": _GLM,
     "glm4v": _GLM,
     "glm4v_moe": partial(_GLM, image_token=151_363),
+    "glm_ocr": partial(_GLM, image_token=59_280),
     "mistral3": _mistral3,
     "qwen2_vl": _qwen_vl,
     "qwen2_5_vl": _qwen_vl,

@@ -214,6 +214,7 @@ _TOWERS = {
     "glm46v": _Squares,
     "glm4v": _Squares,
     "glm4v_moe": _Squares,
+    "glm_ocr": _Squares,
     "mistral3": _Merged,
     KIND: AudioEncoder,
     "qwen2_vl": _Squares,

@@ -38,7 +38,7 @@ from tidemill.engine.model.weights.checkpoint import WHOLE, find_checkpoint
 pytestmark = pytest.mark.usefixtures("proved")
 
 KINDS = ["gemma3", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
-GLM = ["glm4v", "glm46v", "glm4v_moe"]
+GLM = ["glm4v", "glm46v", "glm4v_moe", "glm_ocr"]
 ALL_KINDS = with_long([*KINDS, "qwen3_vl_moe"], ["qwen3_5_moe", *GLM])
 PREPARATION = "preprocessor_config.json"
 CPU = torch.device("cpu")
@@ -245,6 +245,20 @@ def test_a_kind_whose_images_are_not_known_is_served_for_text(folder_of: FolderO
     assert model.notes == (
         "this model is served without images: images of 'llava' are not supported",
     )
+
+
+def test_tensors_of_glm_ocrs_multi_token_prediction_are_left_out(folder_of: FolderOf) -> None:
+    """Only published files have them."""
+    folder = folder_of("glm_ocr")
+    rewrite(
+        folder / "config.json", lambda raw: raw["text_config"].update(num_nextn_predict_layers=1)
+    )
+    weights = load_file(folder / WHOLE)
+    weights["model.language_model.layers.4.eh_proj.weight"] = torch.ones(3, 3)
+    save_file(weights, folder / WHOLE)
+    model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
+    assert isinstance(model.network, Decoder)
+    assert model.notes == ()
 
 
 def test_ranks_share_experts_stored_in_one_tensor_as_halves(folder_of: FolderOf) -> None:
