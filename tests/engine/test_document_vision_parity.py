@@ -1,4 +1,4 @@
-"""GLM-V and GLM-OCR with images: attention that rotates by row and column."""
+"""GLM-V, GLM-OCR and PaddleOCR-VL with images: attention that rotates by row and column."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tidemill.engine.model.vision.preprocessor_config import VisionConfig, read_
 from tidemill.engine.scheduling.images import axes_of
 from tidemill.protocol.in_flight import MemoryBudget
 
-KINDS = ["glm4v", "glm46v", "glm4v_moe", "glm_ocr"]
+KINDS = ["glm4v", "glm46v", "glm4v_moe", "glm_ocr", "paddleocr_vl"]
 TIGHT = {"num_pages": 9, "budget": 10, "steps_ahead": 1}
 BUDGET = MemoryBudget(2**30)
 
@@ -50,8 +50,8 @@ def fixture_ready(tmp_path_factory: pytest.TempPathFactory) -> Ready:
 @pytest.mark.parametrize(
     ("kind", "is_tight"),
     with_long(
-        [("glm4v", False)],
-        [*((kind, False) for kind in KINDS[1:]), *((kind, True) for kind in KINDS)],
+        [("glm4v", False), ("paddleocr_vl", False)],
+        [*((kind, False) for kind in KINDS[1:-1]), *((kind, True) for kind in KINDS)],
     ),
 )
 def test_greedy_rows_match_transformers(ready: Ready, kind: str, *, is_tight: bool) -> None:
@@ -63,7 +63,7 @@ def test_greedy_rows_match_transformers(ready: Ready, kind: str, *, is_tight: bo
     assert (preempted > 0) is is_tight
 
 
-@pytest.mark.parametrize("kind", with_long(["glm4v"], KINDS[1:]))
+@pytest.mark.parametrize("kind", with_long(["glm4v", "paddleocr_vl"], KINDS[1:-1]))
 def test_positions_are_those_of_transformers(ready: Ready, kind: str) -> None:
     """Each token has three, and text continues after an image's longer side."""
     network, model, folder = ready(kind)
@@ -112,7 +112,7 @@ def check_pixels(folder: Path, seen: ResizedImage, expected: Image.Image) -> Non
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2000, 10), (10, 2000), (300, 170)], ids=str)
-@pytest.mark.parametrize("kind", ["glm4v"])
+@pytest.mark.parametrize("kind", ["glm4v", "paddleocr_vl"])
 def test_pixels_and_token_counts_are_those_of_the_processor(
     tmp_path: Path, kind: str, size: tuple[int, int]
 ) -> None:

@@ -63,6 +63,12 @@ PREPARED["glm4v"] = {  # of both frames of a patch
 PREPARED["glm46v"] = PREPARED["glm4v"] | {"image_processor_type": "Glm46VImageProcessor"}
 PREPARED["glm4v_moe"] = PREPARED["glm4v"]
 PREPARED["glm_ocr"] = PREPARED["glm46v"]
+PREPARED["paddleocr_vl"] = {
+    "min_pixels": SIDE**2,
+    "max_pixels": 28**2 * 16,
+    "temporal_patch_size": 1,
+    "image_processor_type": "PaddleOCRVLImageProcessor",
+}
 
 
 def config_of(kind: str) -> Any:
@@ -121,6 +127,15 @@ def config_of(kind: str) -> Any:
             text_config=COMMON | {"rope_parameters": rope},
             vision_config=TOWER | tower,
             **{key: value for key, value in marks.items() if key.startswith(("image", "video"))},
+        )
+    if kind == "paddleocr_vl":
+        tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "image_size": SIDE}
+        rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+        return transformers.PaddleOCRVLConfig(
+            text_config=COMMON | {"rope_parameters": rope, "tie_word_embeddings": False},
+            vision_config=TOWER | tower,
+            tie_word_embeddings=False,
+            **marks,
         )
     if kind.startswith("qwen3_vl"):
         moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
@@ -205,6 +220,7 @@ MARKS = {
     "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
     "glm_ocr": ("<|image|>", "<|begin_of_image|>", "<|end_of_image|>"),
     "mistral3": ("[IMG]", "[IMG_0]", "[IMG_BREAK]", "[IMG_END]"),
+    "paddleocr_vl": ("<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>"),
     "qwen2_5_vl": ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>"),
 }
 # They render an image as their families' templates do.
@@ -212,6 +228,7 @@ _PART = {
     "gemma3": "<start_of_image>",
     "glm_ocr": "<|begin_of_image|><|image|><|end_of_image|>",
     "mistral3": "[IMG]",
+    "paddleocr_vl": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
     "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
 }
 _TEMPLATE = (

@@ -21,7 +21,7 @@ from ...scheduling.prompt_audio import AudioSpec
 from ...storage.hub import find_file
 from ..config.hf_config import ConfigFields, HFConfig, UnsupportedConfig
 from . import audio_encoder
-from .squares import BySquares, GlmSquares
+from .squares import BySquares, GlmSquares, PaddleSquares
 
 _PREPARATION, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
 # Fields that do not affect how an image is prepared.
@@ -176,11 +176,12 @@ def _qwen_vl(
     patch_size: int = 14,
     image_token: int = 151_655,
     squares: type[BySquares] = BySquares,
+    frames: int | None = None,
 ) -> tuple[ImageSpec, NDArray[np.float32]]:
     tower = whole["vision_config"]
     patch, merged = tower.get("patch_size", patch_size), tower.get("spatial_merge_size", 2)
-    stated = fields.count("temporal_patch_size", 2)
-    frames = tower.get("temporal_patch_size", 2)
+    stated = fields.count("temporal_patch_size", frames or 2)
+    frames = frames or tower.get("temporal_patch_size", 2)
     sizes = fields.count("patch_size", 14), fields.count("merge_size", 2)
     if (*sizes, stated) != (patch, merged, frames):
         raise UnsupportedConfig(f"{_PREPARATION} has a different patch size than its tower")
@@ -335,6 +336,7 @@ def _shades(fields: ConfigFields, mean: list[float], std: list[float]) -> NDArra
 
 
 _GLM = partial(_qwen_vl, image_token=151_343, squares=GlmSquares)
+_PADDLE = partial(_qwen_vl, image_token=100_295, squares=PaddleSquares, frames=1)
 _TOWERS = {"clip": _clip, "siglip": _siglip}
 _Reader = Callable[[Mapping[str, Any], ConfigFields], tuple[ImageSpec, NDArray[np.float32]]]
 _READERS: dict[str, _Reader] = {
@@ -344,6 +346,7 @@ _READERS: dict[str, _Reader] = {
     "glm4v_moe": partial(_GLM, image_token=151_363),
     "glm_ocr": partial(_GLM, image_token=59_280),
     "mistral3": _mistral3,
+    "paddleocr_vl": _PADDLE,
     "qwen2_vl": _qwen_vl,
     "qwen2_5_vl": _qwen_vl,
     "qwen3_vl": partial(_qwen_vl, patch_size=16),

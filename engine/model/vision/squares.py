@@ -60,3 +60,18 @@ class GlmSquares(BySquares):
             return height, width
         scale = max(self.square / height, self.square / width)
         return int(height * scale), int(width * scale)
+
+
+@dataclass(frozen=True, slots=True)
+class PaddleSquares(BySquares):
+    """The squares of PaddleOCR-VL: as GLM-V's, but rounded to the nearest pixel."""
+
+    limits: ClassVar[tuple[int, int]] = (384 * 384, 1536 * 1536)
+
+    def enlarged(self, height: int, width: int) -> tuple[int, int]:
+        """Return sides of at least one square, the lower ones first."""
+        if height < self.square:
+            height, width = self.square, round(width * self.square / height)
+        if width < self.square:
+            height, width = round(height * self.square / width), self.square
+        return height, width

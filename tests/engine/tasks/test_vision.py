@@ -26,6 +26,7 @@ from tests.engine.vision_models import (
     config_of,
     save_with_vocabulary,
 )
+from tests.long_parameters import with_long
 from tidemill.engine.config import ImageLimits
 from tidemill.engine.endpoints import chat, image_inputs
 from tidemill.engine.endpoints.dispatcher import Dispatcher
@@ -514,7 +515,7 @@ async def test_image_rows_end_with_the_tokens_of_the_vocabulary(
     assert reply.body["usage"]["prompt_tokens"] == len(ids)
 
 
-@pytest.mark.parametrize("kind", ["glm_ocr"])
+@pytest.mark.parametrize("kind", with_long(["glm_ocr"], ["paddleocr_vl"]))
 async def test_document_readers_read_images_as_transformers_does(
     serve: Serve, tmp_path: Path, kind: str
 ) -> None:

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("proved")
 
 KINDS = ["gemma3", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
 GLM = ["glm4v", "glm46v", "glm4v_moe", "glm_ocr"]
-ALL_KINDS = with_long([*KINDS, "qwen3_vl_moe"], ["qwen3_5_moe", *GLM])
+ALL_KINDS = with_long([*KINDS, "qwen3_vl_moe", "paddleocr_vl"], ["qwen3_5_moe", *GLM])
 PREPARATION = "preprocessor_config.json"
 CPU = torch.device("cpu")
 
@@ -115,7 +115,7 @@ def test_it_is_proved_past_a_window_that_is_longer_than_an_image(folder_of: Fold
     assert check_parity(folder).holds
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "glm4v"])
+@pytest.mark.parametrize("kind", [*KINDS, "glm4v", "paddleocr_vl"])
 def test_different_image_inputs_fail_the_check(folder_of: FolderOf, kind: str) -> None:
     """Levels that are off by a little are found."""
 
@@ -214,6 +214,7 @@ def test_a_head_that_is_tied_in_the_whole_is_tied(folder_of: FolderOf) -> None:
         ("qwen2_5_vl", {"min_pixels": 9, "max_pixels": 8}, "between 9 and 8"),
         ("qwen2_5_vl", {"resample": 9}, "resample"),
         ("qwen2_5_vl", None, "no preprocessor_config.json"),
+        ("paddleocr_vl", {"temporal_patch_size": 2}, "a different patch size"),
     ],
 )
 def test_a_model_with_unknown_image_preparation_is_served_for_text(
@@ -247,18 +248,49 @@ def test_a_kind_whose_images_are_not_known_is_served_for_text(folder_of: FolderO
     )
 
 
-def test_tensors_of_glm_ocrs_multi_token_prediction_are_left_out(folder_of: FolderOf) -> None:
-    """Only published files have them."""
-    folder = folder_of("glm_ocr")
-    rewrite(
-        folder / "config.json", lambda raw: raw["text_config"].update(num_nextn_predict_layers=1)
-    )
+@pytest.mark.parametrize("kind", ["glm_ocr", "paddleocr_vl"])
+def test_tensors_that_only_published_files_have_are_left_out(
+    folder_of: FolderOf, kind: str
+) -> None:
+    """They are GLM-OCR's multi-token prediction, and a head and positions of PaddleOCR's tower."""
+    folder = folder_of(kind)
+    if kind == "glm_ocr":
+        extra = ["model.language_model.layers.4.eh_proj.weight"]
+        rewrite(
+            folder / "config.json",
+            lambda raw: raw["text_config"].update(num_nextn_predict_layers=1),
+        )
+    else:
+        tower = "visual.vision_model"
+        extra = [f"{tower}.head.probe", f"{tower}.embeddings.packing_position_embedding.weight"]
     weights = load_file(folder / WHOLE)
-    weights["model.language_model.layers.4.eh_proj.weight"] = torch.ones(3, 3)
-    save_file(weights, folder / WHOLE)
+    assert not {*extra} & {*weights}
+    more = dict.fromkeys(extra, torch.ones(3, 3))
+    save_file({**weights, **{key: own.clone() for key, own in more.items()}}, folder / WHOLE)
     model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
     assert isinstance(model.network, Decoder)
+    assert model.vision_encoder is not None
     assert model.notes == ()
+
+
+def test_the_flat_config_of_paddleocr_is_read_too(folder_of: FolderOf) -> None:
+    """On the hub its text is at the top level, and its tower has the type of the model."""
+    folder = folder_of("paddleocr_vl")
+
+    def flatten(raw: dict[str, Any]) -> None:
+        text = raw.pop("text_config")
+        raw |= {k: v for k, v in text.items() if k not in ("model_type", "rope_parameters")}
+        section = {"type": "default", "rope_type": "default", "mrope_section": [2, 3, 3]}
+        raw |= {"rope_theta": 10_000, "rope_scaling": section, "tie_word_embeddings": False}
+        raw |= {"compression_ratio": 1.0, "use_3d_rope": True, "rope_is_neox_style": True}
+        frames = {"temporal_patch_size": 2, "tokens_per_second": 2}
+        raw["vision_config"] |= frames | {"model_type": "paddleocr_vl"}
+
+    rewrite(folder / "config.json", flatten)
+    model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
+    assert isinstance(model.network, Decoder)
+    assert model.vision_encoder is not None
+    assert check_parity(folder).holds
 
 
 def test_ranks_share_experts_stored_in_one_tensor_as_halves(folder_of: FolderOf) -> None:

@@ -7,15 +7,17 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from transformers.models.glm4v import image_processing_pil_glm4v as glm
+from transformers.models.paddleocr_vl import image_processing_pil_paddleocr_vl as paddle
 from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl as qwen
 
-from tidemill.engine.model.vision.squares import BySquares, GlmSquares
+from tidemill.engine.model.vision.squares import BySquares, GlmSquares, PaddleSquares
 
 LIMITS = 56 * 56, 28 * 28 * 40
 BOTH_FRAMES = tuple(2 * limit for limit in LIMITS)
 RULES: dict[type[BySquares], Callable[[int, int], tuple[int, int]]] = {
     BySquares: lambda height, width: qwen.smart_resize(height, width, 28, *LIMITS),
     GlmSquares: lambda height, width: glm.smart_resize(2, height, width, 2, 28, *BOTH_FRAMES),
+    PaddleSquares: lambda height, width: paddle.smart_resize(height, width, 28, *LIMITS),
 }
 
 
