@@ -115,7 +115,7 @@ def test_it_is_proved_past_a_window_that_is_longer_than_an_image(folder_of: Fold
     assert check_parity(folder).holds
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "glm4v", "paddleocr_vl"])
+@pytest.mark.parametrize("kind", with_long(KINDS, ["glm4v", "paddleocr_vl"]))
 def test_different_image_inputs_fail_the_check(folder_of: FolderOf, kind: str) -> None:
     """Levels that are off by a little are found."""
 
@@ -248,7 +248,7 @@ def test_a_kind_whose_images_are_not_known_is_served_for_text(folder_of: FolderO
     )
 
 
-@pytest.mark.parametrize("kind", ["glm_ocr", "paddleocr_vl"])
+@pytest.mark.parametrize("kind", with_long(["paddleocr_vl"], ["glm_ocr"]))
 def test_tensors_that_only_published_files_have_are_left_out(
     folder_of: FolderOf, kind: str
 ) -> None:
