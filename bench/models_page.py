@@ -36,9 +36,9 @@ from tidemill.engine.parsers.registry import REASONING_SIGNS, TOOL_CALL_SIGNS
 
 PAGE = """# Models
 
-`python -m bench.models_page --write docs/reference/models.md` generates this page from the
-engine's tables. The `model_type` in `config.json` decides (in `text_config` for models of text and
-images). `tidemill models PATH-OR-HUB-ID` shows how one model would run ([example](#one-model)).
+`python -m bench.models_page --write docs/reference/models.md` generates this page. The
+`model_type` in `config.json` decides (in `text_config` for models of text and images).
+`tidemill models PATH-OR-HUB-ID` shows how one model would run ([example](#one-model)).
 Every load compares the model with its transformers class and rejects it if they differ.
 
 ## The engine's own decoder
@@ -93,8 +93,8 @@ For Clef, Laya and Julia, `--truncate-prompt-tokens -1` truncates inputs.
 
 ## Transformers' classes
 These types of transformers {version} are tried: slower, on one GPU, without adapters or images, and
-with quantized weights dequantized at load. `--quantization` is rejected, and so are layers whose
-attention does not fit a paged cache.
+with quantized weights dequantized at load. `--quantization` and layers whose attention does not fit
+a paged cache are rejected.
 
 {others}
 
@@ -124,7 +124,7 @@ tidemill models demo/model
 
 Only `config.json`, the tokenizer and the headers of the weights are read. The command accepts the
 [model flags](commands.md#model-and-engine); `--device cuda` plans for a GPU on a machine without
-one. `--json` prints one object. The exit status is 1 if the model would be rejected.
+one. `--json` prints one object. The exit status of a rejected model is 1.
 """
 
 

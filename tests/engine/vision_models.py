@@ -67,6 +67,54 @@ PREPARED["mistral3"] = {
 }
 PREPARED |= dict.fromkeys(("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), PREPARED["qwen3_vl"])
 PREPARED["qwen2_vl"] = PREPARED["qwen2_5_vl"]
+PREPARED["glm4v"] = {  # of both frames of a patch
+    "size": {"shortest_edge": 2 * SIDE**2, "longest_edge": 2 * 28**2 * 16},
+    "image_processor_type": "Glm4vImageProcessor",
+}
+PREPARED["glm46v"] = PREPARED["glm4v"] | {"image_processor_type": "Glm46VImageProcessor"}
+PREPARED["glm4v_moe"] = PREPARED["glm4v"]
+PREPARED["glm_ocr"] = PREPARED["glm46v"]
+PREPARED["paddleocr_vl"] = {
+    "min_pixels": SIDE**2,
+    "max_pixels": 28**2 * 16,
+    "temporal_patch_size": 1,
+    "image_processor_type": "PaddleOCRVLImageProcessor",
+}
+
+
+def _reader_config(kind: str, marks: dict[str, int]) -> Any:
+    """Return the config of a tiny GLM-V or reader of documents."""
+    import transformers
+
+    glm_marks = {key: value for key, value in marks.items() if key.startswith(("image", "video"))}
+    if kind.startswith("glm4"):
+        is_moe = kind == "glm4v_moe"
+        sections = {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
+        parameters = {"rope_type": "default", "rope_theta": 10_000.0} | sections
+        return transformers.AutoConfig.for_model(
+            kind,
+            text_config=(COMMON | SIGMOID_EXPERTS if is_moe else TEXT)
+            | {"rope_parameters": parameters}
+            | {"model_type": "glm4v_moe_text" if is_moe else "glm4v_text"},
+            vision_config=TOWER | {"depth": 2, "num_heads": 2, "out_hidden_size": 64},
+            **glm_marks,
+        )
+    if kind == "glm_ocr":
+        tower = {"depth": 2, "num_heads": 2, "out_hidden_size": 64}
+        rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+        return transformers.GlmOcrConfig(
+            text_config=COMMON | {"rope_parameters": rope},
+            vision_config=TOWER | tower,
+            **glm_marks,
+        )
+    tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "image_size": SIDE}
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+    return transformers.PaddleOCRVLConfig(
+        text_config=COMMON | {"rope_parameters": rope, "tie_word_embeddings": False},
+        vision_config=TOWER | tower,
+        tie_word_embeddings=False,
+        **marks,
+    )
 
 
 def config_of(kind: str) -> Any:
@@ -115,24 +163,21 @@ def config_of(kind: str) -> Any:
             image_token_index=IMAGE,
             tie_word_embeddings=False,
         )
+    if kind == "llava":
+        tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "image_size": SIDE}
+        return transformers.LlavaConfig(
+            text_config=COMMON | {"model_type": "llama"},
+            vision_config=TOWER | tower | {"model_type": "clip_vision_model", "patch_size": 14},
+            image_token_id=IMAGE,
+        )
     marks = {
         "image_token_id": IMAGE,
         "video_token_id": 303,
         "vision_start_token_id": BEGIN,
         "vision_end_token_id": END,
     }
-    if kind.startswith("glm4"):
-        is_moe = kind == "glm4v_moe"
-        sections = {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
-        parameters = {"rope_type": "default", "rope_theta": 10_000.0} | sections
-        return transformers.AutoConfig.for_model(
-            kind,
-            text_config=(COMMON | SIGMOID_EXPERTS if is_moe else TEXT)
-            | {"rope_parameters": parameters}
-            | {"model_type": "glm4v_moe_text" if is_moe else "glm4v_text"},
-            vision_config=TOWER | {"depth": 1, "num_heads": 2, "out_hidden_size": 64},
-            **{key: value for key, value in marks.items() if key.startswith(("image", "video"))},
-        )
+    if kind.startswith(("glm", "paddleocr")):
+        return _reader_config(kind, marks)
     if kind.startswith("qwen3_vl"):
         moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
         return transformers.AutoConfig.for_model(
@@ -219,9 +264,11 @@ def save(network: Any, folder: Path) -> None:
 
 MARKS = {
     "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
+    "glm_ocr": ("<|image|>", "<|begin_of_image|>", "<|end_of_image|>"),
     "mistral3": ("[IMG]", "[IMG_0]", "[IMG_BREAK]", "[IMG_END]"),
     "gemma4": ("<|image|>", "<|image>", "<image|>"),
     "internvl": ("<IMG_CONTEXT>", "<img>", "</img>"),
+    "paddleocr_vl": ("<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>"),
     "qwen2_5_vl": ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>"),
 }
 # They render an image as their families' templates do.
@@ -229,7 +276,9 @@ _PART = {
     "gemma3": "<start_of_image>",
     "gemma4": "<|image|>",
     "internvl": "<IMG_CONTEXT>\n",
+    "glm_ocr": "<|begin_of_image|><|image|><|end_of_image|>",
     "mistral3": "[IMG]",
+    "paddleocr_vl": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
     "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
 }
 _TEMPLATE = (

@@ -102,6 +102,7 @@ TEXT_OF_KIND = {
     "glm46v": "glm4v_text",
     "glm4v": "glm4v_text",
     "glm4v_moe": "glm4v_moe_text",
+    "glm_ocr": "glm_ocr_text",
     "internvl": "qwen2",
     "llava": "llama",
     "mistral3": "mistral",

@@ -62,9 +62,10 @@ def _glm(
     )
 
 
-def _glm4(
+def glm4(
     fields: ConfigFields, sizes: DecoderSizes, sections: Sections | None = None
 ) -> Architecture:
+    """Return GLM-4's block, which norms each sublayer's input and output."""
     norms = NormNames(
         post_attention="post_self_attn_layernorm", post_feedforward="post_mlp_layernorm"
     )
@@ -312,10 +313,10 @@ DENSE = {
     "ernie4_5": Family("Ernie4_5ForCausalLM", ernie4_5, 128, {"eos_token_id": 2}),
     "exaone4": Family("Exaone4ForCausalLM", _exaone4, None, {"eos_token_id": 2}),
     "glm": Family("GlmForCausalLM", _glm, 128, _GLM),
-    "glm4": Family("Glm4ForCausalLM", _glm4, 128, _GLM),
+    "glm4": Family("Glm4ForCausalLM", glm4, 128, _GLM),
     "glm4v_text": Family(
         "Glm4vForConditionalGeneration",
-        partial(_glm4, sections="consecutive"),
+        partial(glm4, sections="consecutive"),
         None,
         _GLM,
     ),

@@ -183,7 +183,8 @@ def _padded(rope: Rope, head_dim: int) -> Rope:
         return rope
     if rope.attention_scaling != 1:
         raise UnsupportedConfig("its rope scales only a part of each head")
-    return replace(rope, inv_freq=(*rope.inv_freq, *(0.0,) * missing))
+    axes = None if rope.axes is None else (*rope.axes, *(0,) * missing)
+    return replace(rope, inv_freq=(*rope.inv_freq, *(0.0,) * missing), axes=axes)
 
 
 def ropes_by_window(

@@ -16,6 +16,7 @@ from ..config.architecture import Architecture, Experts, WeightNames
 from ..config.hf_config import MISFITS, ConfigFields, HFConfig, UnsupportedConfig
 from ..config.rope import read_rope
 from .dense import DENSE
+from .document_readers import DOCUMENT_READERS
 from .family import (
     DecoderSizes,
     Family,
@@ -262,6 +263,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3": Family("Qwen3ForCausalLM", _qwen3, 128),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", _qwen3_moe, None, {"sliding_window": 4096}),
     **DENSE,
+    **DOCUMENT_READERS,
     **GEMMA,
     **GPT,
     **HYBRID,

@@ -22,6 +22,7 @@ from ...storage.hub import find_file
 from ..config.hf_config import ConfigFields, HFConfig, UnsupportedConfig
 from . import audio_encoder
 from .soft_tokens import BUDGETS, SoftTokens
+from .squares import BySquares, GlmSquares, PaddleSquares
 from .tiles import Tiles
 
 # Fields that users may override: pixels of an image, its tiles, or its tokens.
@@ -52,34 +53,6 @@ class OneSize:
         """Return that size."""
         del height, width
         return Fit(self.height, self.width, self.side, self.side)
-
-
-@dataclass(frozen=True, slots=True)
-class BySquares:
-    """An image keeps its shape, resized to whole squares of `square` pixels, one token each.
-
-    The result has between `min_pixels` and `max_pixels`, as far as whole squares allow.
-    """
-
-    square: int
-    min_pixels: int
-    max_pixels: int
-
-    def fit(self, height: int, width: int) -> Fit:
-        """Return the nearest whole squares: transformers' `smart_resize`."""
-        if max(height, width) > 200 * min(height, width):
-            raise ValueError("its aspect ratio is above 200")
-        square = self.square
-        tall, wide = (round(side / square) * square for side in (height, width))
-        if tall * wide > self.max_pixels:
-            ratio = math.sqrt(height * width / self.max_pixels)
-            tall, wide = (
-                max(square, math.floor(side / ratio / square) * square) for side in (height, width)
-            )
-        elif tall * wide < self.min_pixels:
-            ratio = math.sqrt(self.min_pixels / (height * width))
-            tall, wide = (math.ceil(side * ratio / square) * square for side in (height, width))
-        return Fit(tall, wide, tall // square, wide // square)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,16 +180,21 @@ def _qwen_vl(
     *,
     patch_size: int = 14,
     image_token: int = 151_655,
+    squares: type[BySquares] = BySquares,
+    frames: int | None = None,
 ) -> tuple[ImageSpec, NDArray[np.float32]]:
     tower = whole["vision_config"]
     patch, merged = tower.get("patch_size", patch_size), tower.get("spatial_merge_size", 2)
-    frames = tower.get("temporal_patch_size", 2)
+    stated = fields.count("temporal_patch_size", frames or 2)
+    frames = frames or tower.get("temporal_patch_size", 2)
     sizes = fields.count("patch_size", 14), fields.count("merge_size", 2)
-    if (*sizes, fields.count("temporal_patch_size", 2)) != (patch, merged, frames):
+    if (*sizes, stated) != (patch, merged, frames):
         raise UnsupportedConfig(f"{_PREPARATION} has a different patch size than its tower")
     size = fields.get("size") or {}
-    least = fields.count("min_pixels", size.get("shortest_edge", 56 * 56))
-    most = fields.count("max_pixels", size.get("longest_edge", 28 * 28 * 1280))
+    counted = stated if squares.counts_frames else 1
+    low, high = squares.limits
+    least = fields.count("min_pixels", size.get("shortest_edge", low) // counted)
+    most = fields.count("max_pixels", size.get("longest_edge", high) // counted)
     if not 0 < least <= most:
         raise UnsupportedConfig(
             f"{_PREPARATION} has invalid limits: between {least} and {most} pixels"
@@ -226,7 +204,7 @@ def _qwen_vl(
         mark=token,
         token=token,
         spelling=(token,),
-        sizes=BySquares(patch * merged, least, most),
+        sizes=squares(patch * merged, least, most),
         filter=_filter(fields, _BICUBIC),
         is_bidirectional=False,
         has_axes=True,
@@ -431,13 +409,20 @@ def _shades(
     return (levels - means[:, None]) / stds[:, None]
 
 
+_GLM = partial(_qwen_vl, image_token=151_343, squares=GlmSquares)
+_PADDLE = partial(_qwen_vl, image_token=100_295, squares=PaddleSquares, frames=1)
 _TOWERS = {"clip": _clip, "siglip": _siglip}
 _Reader = Callable[[Mapping[str, Any], ConfigFields], tuple[ImageSpec, NDArray[np.float32]]]
 _READERS: dict[str, _Reader] = {
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "internvl": _internvl,
+    "glm46v": _GLM,
+    "glm4v": _GLM,
+    "glm4v_moe": partial(_GLM, image_token=151_363),
+    "glm_ocr": partial(_GLM, image_token=59_280),
     "mistral3": _mistral3,
+    "paddleocr_vl": _PADDLE,
     "qwen2_vl": _qwen_vl,
     "qwen2_5_vl": _qwen_vl,
     "qwen3_vl": partial(_qwen_vl, patch_size=16),

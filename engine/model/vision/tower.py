@@ -34,6 +34,7 @@ _RENAMED = {
     r"^visual\.": "tower.",
     r"^audio_tower\.": "tower.",
     r"^multi_modal_projector\.": "projector.",
+    r"^(model\.projector|mlp_AR)\.": "projector.",
 }
 
 
@@ -257,11 +258,42 @@ class _Merged(nn.Module):
         return vectors
 
 
+class _ProjectedSquares(nn.Module):
+    """The tower of PaddleOCR-VL: its patches are merged to tokens after all layers."""
+
+    def __init__(self, config: Any) -> None:
+        from transformers.models.paddleocr_vl.modeling_paddleocr_vl import (
+            PaddleOCRProjector,
+            PaddleOCRVisionModel,
+        )
+
+        super().__init__()
+        vision_config = config.vision_config
+        self.tower = PaddleOCRVisionModel(vision_config)
+        self.projector = PaddleOCRProjector(config)
+        self._patch = vision_config.patch_size
+
+    def forward(self, shades: Tensor) -> Tensor:
+        """Look at an image: `[3, H, W]` → `[tokens, H]`."""
+        patch = self._patch
+        rows, columns = (side // patch for side in shades.shape[1:])
+        patches = shades.view(-1, rows, patch, columns, patch).permute(1, 3, 0, 2, 4)
+        grid = torch.tensor([[1, rows, columns]], device=shades.device)
+        seen = self.tower(patches.reshape(1, rows * columns, -1, patch, patch), grid_thw=grid)
+        vectors: Tensor = self.projector(seen.last_hidden_state, grid)
+        return vectors
+
+
 _TOWERS = {
     "gemma3": _Projected,
     "gemma4": _Pooled,
     "internvl": _Shuffled,
+    "glm46v": _Squares,
+    "glm4v": _Squares,
+    "glm4v_moe": _Squares,
+    "glm_ocr": _Squares,
     "mistral3": _Merged,
+    "paddleocr_vl": _ProjectedSquares,
     KIND: AudioEncoder,
     "qwen2_vl": _Squares,
     "qwen2_5_vl": _Squares,

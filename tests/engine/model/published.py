@@ -383,6 +383,39 @@ OTHERS: dict[str, tuple[dict[str, Any], float]] = {
         },
         9.4,
     ),
+    "PaddleOCR-VL-0.9B": (
+        sizes(1024, 3072, 18, 16, 2)
+        | {
+            "model_type": "paddleocr_vl",
+            "compression_ratio": 1.0,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "ignored_index": -100,
+            "image_token_id": 100_295,
+            "max_position_embeddings": 131_072,
+            "max_sequence_length": None,
+            "rms_norm_eps": 1e-5,
+            "rope_is_neox_style": True,
+            "rope_scaling": {
+                "mrope_section": [16, 24, 24],
+                "rope_type": "default",
+                "type": "default",
+            },
+            "rope_theta": 500_000,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "use_3d_rope": True,
+            "use_bias": False,
+            "use_flash_attention": False,
+            "video_token_id": 101_307,
+            "vision_config": {"model_type": "paddleocr_vl"},
+            "vision_end_token_id": 101_306,
+            "vision_start_token_id": 101_305,
+            "vocab_size": 103_424,
+            "weight_share_add_bias": True,
+        },
+        0.4666,
+    ),
     "GLM-4-9B-0414": (
         sizes(4096, 13_696, 40, 32, 2)
         | {

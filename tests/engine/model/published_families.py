@@ -1,8 +1,8 @@
 """Configs of published models of smaller families, with billions of weights as in `published`.
 
-Public copies were at hand of Devstral 2, StarCoder2 15B, Qwen1.5-MoE, Apertus 8B, Seed-OSS,
-Olmo 3.1, MiMo-V2-Flash, Trinity and North, and of sizes of AFM-4.5B, ERNIE 4.5, GLM-4.6, Hy3 and
-Command A+. The others, and what these copies leave out, are from memory; all come to the sizes
+Public copies were at hand of Devstral 2, StarCoder2 15B, Qwen1.5-MoE, Apertus 8B, Seed-OSS, Olmo
+3.1, MiMo-V2-Flash, Trinity, North and GLM-OCR, and of sizes of AFM-4.5B, ERNIE 4.5, GLM-4.6, Hy3
+and Command A+. The others, and what these copies leave out, are from memory; all come to the sizes
 that the models are known by.
 """
 
@@ -754,5 +754,66 @@ BY_FAMILY: dict[str, tuple[dict[str, Any], float]] = {
             "use_rmsnorm": True,
         },
         299.5,
+    ),
+    "GLM-4.5V": (
+        {
+            "model_type": "glm4v_moe",
+            "image_token_id": 151_363,
+            "text_config": sizes(4096, 10_944, 46, 96, 8)
+            | {
+                "model_type": "glm4v_moe_text",
+                "attention_bias": True,
+                "eos_token_id": [151_329, 151_336, 151_338],
+                "first_k_dense_replace": 1,
+                "head_dim": 128,
+                "hidden_act": "silu",
+                "max_position_embeddings": 65_536,
+                "moe_intermediate_size": 1408,
+                "n_group": 1,
+                "n_routed_experts": 128,
+                "n_shared_experts": 1,
+                "norm_topk_prob": True,
+                "num_experts_per_tok": 8,
+                "partial_rotary_factor": 0.5,
+                "rms_norm_eps": 1e-5,
+                "rope_scaling": {"mrope_section": [8, 12, 12], "rope_type": "default"},
+                "rope_theta": 10_000.0,
+                "routed_scaling_factor": 1.0,
+                "topk_group": 1,
+                "use_qk_norm": False,
+                "vocab_size": 151_552,
+            },
+            "tie_word_embeddings": False,
+            "vision_config": {"model_type": "glm4v_moe_vision"},
+        },
+        106.85,
+    ),
+    "GLM-OCR": (
+        {
+            "model_type": "glm_ocr",
+            "image_token_id": 59_280,
+            "text_config": sizes(1536, 4608, 16, 16, 8)
+            | {
+                "model_type": "glm_ocr_text",
+                "attention_bias": False,
+                "eos_token_id": [59_246, 59_253],
+                "head_dim": 128,
+                "hidden_act": "silu",
+                "max_position_embeddings": 131_072,
+                "num_nextn_predict_layers": 1,
+                "rms_norm_eps": 1e-5,
+                "rope_parameters": {
+                    "mrope_section": [16, 24, 24],
+                    "partial_rotary_factor": 1.0,
+                    "rope_theta": 10_000,
+                    "rope_type": "default",
+                },
+                "tie_word_embeddings": False,
+                "vocab_size": 59_392,
+            },
+            "tie_word_embeddings": False,
+            "vision_config": {"model_type": "glm_ocr_vision"},
+        },
+        0.6733,
     ),
 }

@@ -26,6 +26,7 @@ from tests.engine.vision_models import (
     config_of,
     save_with_vocabulary,
 )
+from tests.long_parameters import with_long
 from tidemill.engine.config import ImageLimits
 from tidemill.engine.endpoints import chat, image_inputs
 from tidemill.engine.endpoints.dispatcher import Dispatcher
@@ -106,7 +107,7 @@ class Judge:
         processor = AutoImageProcessor.from_pretrained(self.folder, use_fast=False)
         inputs = dict(processor(images, return_tensors="pt"))
         counts = [16] * len(images)
-        if self.kind == "qwen2_5_vl":
+        if self.kind != "gemma3":
             counts = (inputs["image_grid_thw"].prod(-1) // 4).tolist()
         else:
             inputs.pop("num_crops")
@@ -119,7 +120,7 @@ class Judge:
         for short, token in (("<B>", BEGIN), ("<I>", IMAGE), ("<E>", END)):
             text = text.replace(short, self.tokenizer.convert_ids_to_tokens(token))
         ids = torch.tensor([self.tokenizer.encode(text)])
-        name = "mm_token_type_ids" if self.kind == "qwen2_5_vl" else "token_type_ids"
+        name = "token_type_ids" if self.kind == "gemma3" else "mm_token_type_ids"
         written = self.network.generate(
             **{**inputs, "input_ids": ids, name: (ids == IMAGE).long()},
             do_sample=False,
@@ -512,6 +513,29 @@ async def test_image_rows_end_with_the_tokens_of_the_vocabulary(
     assert ids[start : start + 8] == [*row, row_break, *row, end]
     assert ids.count(IMAGE) == 6
     assert reply.body["usage"]["prompt_tokens"] == len(ids)
+
+
+@pytest.mark.parametrize("kind", with_long(["glm_ocr"], ["paddleocr_vl"]))
+async def test_document_readers_read_images_as_transformers_does(
+    serve: Serve, tmp_path: Path, kind: str
+) -> None:
+    """Three images of extreme shapes in one request; a video and a long strip are refused."""
+    judge = Judge(kind, tmp_path)
+    served = serve(tmp_path)
+    images = [picture(1, 1), picture(10, 2000, 2), picture(60, 40, 3)]
+    parts = [image_part(inline(encoded(image))) for image in images]
+    messages = user(parts[0], text_part("and "), *parts[1:], text_part("Text Recognition:"))
+    ids, text = judge.answer(messages, images, 12)
+    reply = await ask(served, messages, return_token_ids=True)
+    assert reply.status_code == 200, reply.body
+    assert reply.body["prompt_token_ids"] == ids
+    assert reply.body["choices"][0]["message"]["content"] == text
+    video = {"type": "video_url", "video_url": {"url": f"{PLACE}a.mp4"}}
+    param, words = await refused(served, parts[0], video)
+    assert param == "messages.0.content.1.type"
+    assert "video_url" in words
+    strip = image_part(inline(encoded(Image.new("RGB", (402, 2)))))
+    assert "aspect ratio is above 200" in (await refused(served, strip))[1]
 
 
 @pytest.mark.parametrize(("kind", "token"), [("qwen2_5_vl", 310), ("mistral3", IMAGE + 1)])

@@ -236,7 +236,7 @@ def test_fields_that_are_never_read_leave_every_type_its_own_network(kind: str) 
 def test_every_type_of_decoder_is_tried() -> None:
     """A new family comes with a config."""
     made = {raw_config(name)["model_type"] for name in OTHER_TYPES}
-    assert FAMILIES.keys() - OF_TYPES - made - {*SEEING} == {"glm4v_moe_text"}
+    assert not FAMILIES.keys() - OF_TYPES - made - {*SEEING}
 
 
 @pytest.mark.parametrize("kind", encoders.FAMILIES)

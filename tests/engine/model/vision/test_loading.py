@@ -29,12 +29,12 @@ from tidemill.engine.model.network.loaded_model import LoadedModel
 from tidemill.engine.model.parity import parity_inputs
 from tidemill.engine.model.parity.logits import chunked_logits, parity_tokens
 from tidemill.engine.model.vision.preprocessor_config import (
-    BySquares,
     LongestEdge,
     VisionConfig,
     read_vision_config,
 )
 from tidemill.engine.model.vision.soft_tokens import SoftTokens
+from tidemill.engine.model.vision.squares import BySquares
 from tidemill.engine.model.vision.tiles import Tiles
 from tidemill.engine.model.weights.checkpoint import WHOLE, find_checkpoint
 
@@ -43,6 +43,8 @@ pytestmark = pytest.mark.usefixtures("proved")
 KINDS = ["gemma3", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
 # These are also compared in `tasks/test_image_processors`.
 OTHERS = ["gemma4", "internvl"]
+GLM = ["glm4v", "glm46v", "glm4v_moe", "glm_ocr"]
+ALL_KINDS = with_long([*KINDS, "qwen3_vl_moe", "paddleocr_vl"], ["qwen3_5_moe", *GLM, *OTHERS])
 PREPARATION = "preprocessor_config.json"
 CPU = torch.device("cpu")
 
@@ -91,7 +93,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", with_long([*KINDS, "qwen3_vl_moe"], [*OTHERS, "qwen3_5_moe"]))
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_it_is_proved_with_an_image(folder_of: FolderOf, kind: str, dtype: torch.dtype) -> None:
     """VisionTower and decoder together, against transformers' whole class."""
     parity = check_parity(folder_of(kind), dtype)
@@ -118,7 +120,7 @@ def test_it_is_proved_past_a_window_that_is_longer_than_an_image(folder_of: Fold
     assert check_parity(folder).holds
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", with_long(KINDS, ["glm4v", "paddleocr_vl"]))
 def test_different_image_inputs_fail_the_check(folder_of: FolderOf, kind: str) -> None:
     """Levels that are off by a little are found."""
 
@@ -137,7 +139,7 @@ def test_where_not_all_layers_fit_the_first_are_compared(
     assert check_parity(folder_of(kind)).num_layers == 2
 
 
-@pytest.mark.parametrize("kind", with_long([*KINDS, "qwen3_vl_moe"], ["qwen3_5_moe"]))
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_folder_is_loaded_with_its_eye(folder_of: FolderOf, kind: str) -> None:
     """Our decoder runs it without a note."""
     model = load_model(EngineConfig(str(folder_of(kind)), dtype="float32", device="cpu"))
@@ -221,6 +223,7 @@ def test_a_head_that_is_tied_in_the_whole_is_tied(folder_of: FolderOf) -> None:
         ("qwen2_5_vl", {"min_pixels": 9, "max_pixels": 8}, "between 9 and 8"),
         ("qwen2_5_vl", {"resample": 9}, "resample"),
         ("qwen2_5_vl", None, "no preprocessor_config.json"),
+        ("paddleocr_vl", {"temporal_patch_size": 2}, "a different patch size"),
     ],
 )
 def test_a_model_with_unknown_image_preparation_is_served_for_text(
@@ -240,12 +243,9 @@ def test_a_model_with_unknown_image_preparation_is_served_for_text(
     assert words in note
 
 
-@pytest.mark.parametrize("kind", ["glm4v", "glm4v_moe", "glm46v"])
-def test_a_kind_whose_images_are_not_known_is_served_for_text(
-    folder_of: FolderOf, kind: str
-) -> None:
+def test_a_kind_whose_images_are_not_known_is_served_for_text(folder_of: FolderOf) -> None:
     """Our decoder runs it, checked against the whole class, and a note is added."""
-    folder = folder_of(kind)
+    folder = folder_of("llava")
     hf_config = read_hf_config(str(folder))
     parts = find_checkpoint(str(folder)), hf_config, architecture_of(hf_config)
     assert native.check_parity(*parts, native.load(*parts, torch.float32, CPU)).holds
@@ -253,8 +253,53 @@ def test_a_kind_whose_images_are_not_known_is_served_for_text(
     assert isinstance(model.network, Decoder)
     assert model.vision_encoder is None
     assert model.notes == (
-        f"this model is served without images: images of '{kind}' are not supported",
+        "this model is served without images: images of 'llava' are not supported",
     )
+
+
+@pytest.mark.parametrize("kind", with_long(["paddleocr_vl"], ["glm_ocr"]))
+def test_tensors_that_only_published_files_have_are_left_out(
+    folder_of: FolderOf, kind: str
+) -> None:
+    """They are GLM-OCR's multi-token prediction, and a head and positions of PaddleOCR's tower."""
+    folder = folder_of(kind)
+    if kind == "glm_ocr":
+        extra = ["model.language_model.layers.4.eh_proj.weight"]
+        rewrite(
+            folder / "config.json",
+            lambda raw: raw["text_config"].update(num_nextn_predict_layers=1),
+        )
+    else:
+        tower = "visual.vision_model"
+        extra = [f"{tower}.head.probe", f"{tower}.embeddings.packing_position_embedding.weight"]
+    weights = load_file(folder / WHOLE)
+    assert not {*extra} & {*weights}
+    more = dict.fromkeys(extra, torch.ones(3, 3))
+    save_file({**weights, **{key: own.clone() for key, own in more.items()}}, folder / WHOLE)
+    model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
+    assert isinstance(model.network, Decoder)
+    assert model.vision_encoder is not None
+    assert model.notes == ()
+
+
+def test_the_flat_config_of_paddleocr_is_read_too(folder_of: FolderOf) -> None:
+    """On the hub its text is at the top level, and its tower has the type of the model."""
+    folder = folder_of("paddleocr_vl")
+
+    def flatten(raw: dict[str, Any]) -> None:
+        text = raw.pop("text_config")
+        raw |= {k: v for k, v in text.items() if k not in ("model_type", "rope_parameters")}
+        section = {"type": "default", "rope_type": "default", "mrope_section": [2, 3, 3]}
+        raw |= {"rope_theta": 10_000, "rope_scaling": section, "tie_word_embeddings": False}
+        raw |= {"compression_ratio": 1.0, "use_3d_rope": True, "rope_is_neox_style": True}
+        frames = {"temporal_patch_size": 2, "tokens_per_second": 2}
+        raw["vision_config"] |= frames | {"model_type": "paddleocr_vl"}
+
+    rewrite(folder / "config.json", flatten)
+    model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
+    assert isinstance(model.network, Decoder)
+    assert model.vision_encoder is not None
+    assert check_parity(folder).holds
 
 
 def test_ranks_share_experts_stored_in_one_tensor_as_halves(folder_of: FolderOf) -> None:
@@ -342,22 +387,6 @@ def test_bounds_of_pixels_can_be_overridden(folder_of: FolderOf) -> None:
         loaded(max_pixels=9)
     with pytest.raises(ModelRefused, match="not do_resize"):
         loaded(do_resize=False)
-
-
-def test_sizes_are_those_of_transformers() -> None:
-    """Aspect ratios vary, and sizes are between the limits and at both."""
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
-
-    rng = np.random.default_rng(0)
-    rule = BySquares(28, 56 * 56, 28 * 28 * 40)
-    for height, width in (np.exp(rng.uniform(0, 8, (500, 2)))).astype(int).tolist():
-        if max(height, width) > 200 * min(height, width):
-            with pytest.raises(ValueError, match="aspect ratio is above 200"):
-                rule.fit(height, width)
-            continue
-        fit = rule.fit(height, width)
-        assert fit[:2] == smart_resize(height, width, 28, rule.min_pixels, rule.max_pixels)
-        assert fit[2:] == (fit.height // 28, fit.width // 28)
 
 
 def test_sizes_by_the_longest_edge_are_those_of_transformers() -> None:
