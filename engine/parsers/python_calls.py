@@ -26,7 +26,9 @@ _CLOSERS = {"(": ")", "[": "]", "{": "}"}
 _TEXTS = {quote: re.compile(rf"[^\\{quote}]*") for quote in "'\""}
 _QUOTED = {quote: re.compile(rf"(?:[^\\{quote}]|\\.)*", re.DOTALL) for quote in "'\""}
 _NAMES = {"true": True, "false": False, "null": None}
-_ESCAPES = dict(zip("\n\\'\"abfnrtv", ("", "\\", "'", '"', *"\a\b\f\n\r\t\v"), strict=True))
+_ESCAPES: dict[str, str] = dict(
+    zip("\n\\'\"abfnrtv", ("", "\\", "'", '"', *"\a\b\f\n\r\t\v"), strict=True)
+)
 _CODE_SIZES = {"x": 2, "u": 4, "U": 8}
 _HEX = re.compile(r"[0-9A-Fa-f]+")
 _SURROGATE = re.compile("[\ud800-\udfff]")

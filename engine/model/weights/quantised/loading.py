@@ -164,8 +164,7 @@ def plan_loading(
     method = quantization.product
     if quantization.is_made_at_load:
         made = [weight for weight in wanted if is_made(weight, method)]
-        plain = [weight for weight in wanted if weight not in made]
-        return Plan(tuple(plain), tuple(made), method)
+        return Plan(tuple(weight for weight in wanted if weight not in made), tuple(made), method)
     plain: list[Weight] = []
     quantised: list[tuple[Weight, tuple[QuantisedPart | None, ...]]] = []
     for weight in wanted:

@@ -112,8 +112,8 @@ def test_an_activation_has_several_names(activation: str) -> None:
             "quantised with bitsandbytes, but only",
         ),
         (
-            {"quantization_config": {"quant_algo": "NVFP4"}},
-            "with NVIDIA's ModelOpt (NVFP4), but only",
+            {"quantization_config": {"quant_algo": "NVFP4_AWQ"}},
+            "with NVIDIA's ModelOpt (NVFP4_AWQ), but only",
         ),
         ({"quantization_config": {"x": 1}}, "with an unknown method (config.json: quantization_"),
     ],
