@@ -62,7 +62,7 @@ def main() -> None:
         expected = {
             "reasoning": each.reasoning,
             "content": each.content,
-            "calls": [[name, _value(arguments)] for name, arguments in each.calls],
+            "calls": [[name, value_of(arguments)] for name, arguments in each.calls],
         }
         for how, answer in (("whole", whole), ("streamed", streamed)):
             if answer is None or _comparable(answer) == _comparable(expected):
@@ -88,7 +88,8 @@ def _cell(value: object) -> str:
     return f"`{text[:_MAX_SHOWN_CHARS]}{'…' if len(text) > _MAX_SHOWN_CHARS else ''}`"
 
 
-def _value(arguments: str) -> object:
+def value_of(arguments: str) -> object:
+    """Return a call's arguments; those that are cut off as their text."""
     try:
         return json.loads(arguments)
     except ValueError:
@@ -125,7 +126,8 @@ def parse_with_vllm() -> None:
             "reasoning": thought or "",
             "content": result.content or "",
             "calls": [
-                [call.function.name, _value(call.function.arguments)] for call in result.tool_calls
+                [call.function.name, value_of(call.function.arguments)]
+                for call in result.tool_calls
             ],
         }
 
@@ -152,7 +154,7 @@ def parse_with_vllm() -> None:
                 part[1] += (call.function and call.function.arguments) or ""
         if found:  # as vLLM's server does at the end
             found[max(found)][1] += parser.get_remaining_unstreamed_args()
-        parts = [[name, _value(arguments)] for name, arguments in found.values()]
+        parts = [[name, value_of(arguments)] for name, arguments in found.values()]
         return {"reasoning": "", "content": content, "calls": parts}
 
     def guarded(parse: Callable[..., Answer], *parts: object) -> Answer:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.compare.call_parsers import main
+from bench.compare.call_parsers import main, value_of
 from tests.engine.parsers.transcripts import load_transcripts
 
 
@@ -20,7 +20,7 @@ def test_only_answers_that_differ_are_in_the_table(
         {
             "reasoning": each.reasoning,
             "content": each.content + "\n",
-            "calls": [[name, json.loads(arguments)] for name, arguments in each.calls],
+            "calls": [[name, value_of(arguments)] for name, arguments in each.calls],
         }
         for each in load_transcripts("pythonic")
     ]
