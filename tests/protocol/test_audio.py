@@ -69,7 +69,7 @@ def test_a_file_in_a_line_is_refused_with_the_field_to_use(url: str, file: objec
     ("url", "why"),
     [
         ("", "must be an http://"),
-        ("clip.wav", "submit`; got 'clip.wav'"),
+        ("clip.wav", "answer_table`; got 'clip.wav'"),
         ("file:///etc/passwd", "must be an http://"),
         ("ftp://files.example.com/a", "must be an http://"),
         ("s3://bucket", "must have the form `s3://bucket/key`"),
