@@ -14,37 +14,27 @@ import torch
 import transformers
 from PIL import Image
 
-from tests.engine.test_hybrid_vision_parity import check_rows, requests, spec_of
-from tests.engine.vision_models import IMAGE, PREPARED, build, config_of, inputs_of, load, save
+from tests.engine.test_hybrid_vision_parity import (
+    TIGHT,
+    Ready,
+    check_rows,
+    fixture_ready,
+    requests,
+    spec_of,
+)
+from tests.engine.vision_models import PREPARED, config_of, inputs_of
 from tests.long_parameters import with_long
 from tidemill.engine.media.image_resize import ResizedImage, decode_and_resize
 from tidemill.engine.model.config.hf_config import read_hf_config
-from tidemill.engine.model.network.loaded_model import LoadedModel
 from tidemill.engine.model.vision.preprocessor_config import VisionConfig, read_vision_config
 from tidemill.engine.scheduling.images import axes_of
 from tidemill.protocol.in_flight import MemoryBudget
 
 KINDS = ["glm4v", "glm46v", "glm4v_moe", "glm_ocr", "paddleocr_vl"]
-TIGHT = {"num_pages": 9, "budget": 10, "steps_ahead": 1}
 BUDGET = MemoryBudget(2**30)
 
-Ready = Callable[[str], tuple[Any, LoadedModel, Path]]
-
-
-@pytest.fixture(name="ready", scope="module")
-def fixture_ready(tmp_path_factory: pytest.TempPathFactory) -> Ready:
-    """Return a function that creates transformers' model, ours and the folder of both."""
-    built: dict[str, tuple[Any, LoadedModel, Path]] = {}
-
-    def ready(kind: str) -> tuple[Any, LoadedModel, Path]:
-        if kind not in built:
-            network, folder = build(kind), tmp_path_factory.mktemp(kind)
-            network.lm_head.weight[IMAGE] = 0  # so that it is never generated
-            save(network, folder)
-            built[kind] = network, load(folder, torch.float32), folder
-        return built[kind]
-
-    return ready
+# Creates transformers' model, ours and the folder of both.
+ready = fixture_ready
 
 
 @pytest.mark.parametrize(
