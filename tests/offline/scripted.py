@@ -118,6 +118,7 @@ def main() -> int:
     watched_engine.END_SECONDS = script.end_seconds
     feed.FLUSH_SECONDS = script.flush_seconds
     if script.file_bytes is not None:
+        sys.dont_write_bytecode = True  # it would be cut off, too
         resource.setrlimit(resource.RLIMIT_FSIZE, (script.file_bytes, script.file_bytes))
 
     def load(config: EngineConfig, **_: object) -> ScriptedEngine:

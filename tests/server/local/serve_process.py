@@ -48,6 +48,7 @@ def main() -> int:
     own.add_argument("--file-bytes", type=int)
     script, arguments = own.parse_known_args()
     if script.file_bytes is not None:
+        sys.dont_write_bytecode = True  # it would be cut off, too
         resource.setrlimit(resource.RLIMIT_FSIZE, (script.file_bytes, script.file_bytes))
 
     def load(config: EngineConfig, **_: object) -> Timed:

@@ -98,7 +98,7 @@ def test_where_there_is_no_room_kernels_are_compiled_all_the_same(tmp_path: Path
         "print(blocks.rms_norm(torch.zeros(1, 2), torch.ones(2), 1e-6).tolist())"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-B", "-c", code],  # byte code would be cut off, too
         env={"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
