@@ -324,15 +324,11 @@ class Mxfp4:
         return _mxfp4(blocks, tensors["scales"].view(outputs, -1), inputs, dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class PackedMxfp4:
-    """Numbers e2m1 of one matrix, two per byte, with one e8m0 scale per 32 inputs.
+class _Pairs:
+    """A format of one matrix with two numbers per byte."""
 
-    This is compressed-tensors' mxfp4-pack-quantized.
-    """
-
+    __slots__ = ()
     is_stacked: ClassVar[bool] = False
-    main_tensor: ClassVar[MainTensor] = MainTensor("weight_packed", BYTES)
 
     @property
     def has_product(self) -> bool:
@@ -342,6 +338,16 @@ class PackedMxfp4:
     def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """See `WeightFormat`."""
         return stored[0], stored[1] * 2
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMxfp4(_Pairs):
+    """Numbers e2m1 of one matrix, two per byte, with one e8m0 scale per 32 inputs.
+
+    This is compressed-tensors' mxfp4-pack-quantized.
+    """
+
+    main_tensor: ClassVar[MainTensor] = MainTensor("weight_packed", BYTES)
 
     def tensor_specs(
         self, shape: tuple[int, ...], has: Callable[[str], bool]
@@ -362,7 +368,7 @@ class PackedMxfp4:
 
 
 @dataclass(frozen=True, slots=True)
-class Nvfp4:
+class Nvfp4(_Pairs):
     """Numbers e2m1, two per byte, with one e4m3 scale per 16 inputs and one fp32 scale of all.
 
     ModelOpt stores the scale of all. compressed-tensors (`is_inverse`) stores its inverse, and has
@@ -371,21 +377,10 @@ class Nvfp4:
 
     is_inverse: bool
 
-    is_stacked: ClassVar[bool] = False
-
     @property
     def main_tensor(self) -> MainTensor:
         """See `WeightFormat`."""
         return MainTensor("weight_packed" if self.is_inverse else "weight", BYTES)
-
-    @property
-    def has_product(self) -> bool:
-        """See `WeightFormat`."""
-        return True
-
-    def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """See `WeightFormat`."""
-        return stored[0], stored[1] * 2
 
     def tensor_specs(
         self, shape: tuple[int, ...], has: Callable[[str], bool]
